@@ -1,0 +1,87 @@
+"""Every error of Outspark, as one tree; each survives pickle, because Spark carries it between processes.
+
+OutsparkError
+├── SettingsError          a setting is missing, unknown or wrong
+├── ExtraMissing           a part needs a package that is not installed
+├── EventInvalid           an event cannot be enqueued or published as it is
+│   └── HeadersInvalid     headers are not a JSON object
+├── TableInvalid           the table does not fulfil its contract
+├── SlotsTableMissing      `outspark_slots` is not there and may not be created
+├── PoolerDetected         a transaction pooler stands between the relay and PostgreSQL
+├── OwnershipLost          the slots of a lane belong to somebody else now
+├── DestinationError       a destination cannot be used as it is configured
+│   └── DestinationDown    a destination does not answer now, and may later
+└── ServerStartError       an embedded server did not start
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class OutsparkError(Exception):
+    """Root of the tree. Arguments are the message parts, so that pickle can rebuild every subclass."""
+
+
+class SettingsError(OutsparkError):
+    """The message names the key, the value and what is allowed."""
+
+
+class ExtraMissing(OutsparkError):
+    def __init__(self, part: str, extra: str) -> None:
+        super().__init__(part, extra)
+        self.part, self.extra = part, extra
+
+    def __str__(self) -> str:
+        return f"{self.part} needs a package that is not installed; run: pip install 'outspark[{self.extra}]'"
+
+
+class EventInvalid(OutsparkError):
+    """The message says which field of which event is wrong and what is allowed."""
+
+
+class HeadersInvalid(EventInvalid):
+    def __init__(self, headers: Any) -> None:
+        super().__init__(headers if isinstance(headers, str) else type(headers).__name__)
+
+    def __str__(self) -> str:
+        return f"headers must be a JSON object of strings, not {self.args[0]}"
+
+
+class TableInvalid(OutsparkError):
+    """The message lists what the table lacks and the statement that mends it."""
+
+
+class SlotsTableMissing(OutsparkError):
+    def __init__(self, statement: str) -> None:
+        super().__init__(statement)
+
+    def __str__(self) -> str:
+        return (
+            "ordering = \"key\" needs the table outspark_slots, and this role may not create it. "
+            f"Run this as a role that may, or set ordering = \"none\":\n{self.args[0]}"
+        )
+
+
+class PoolerDetected(OutsparkError):
+    def __str__(self) -> str:
+        return (
+            "a transaction pooler stands between the relay and PostgreSQL, and slot ownership needs a session of its own. "
+            "Connect the relay to PostgreSQL directly (or to a session pool); services may keep using the pooler"
+        )
+
+
+class OwnershipLost(OutsparkError):
+    """A lane's slots were taken by another owner; what it had in flight was not settled."""
+
+
+class DestinationError(OutsparkError):
+    """The message names the destination, what it answered and what to change."""
+
+
+class DestinationDown(DestinationError):
+    """Nothing is wrong with the events: they wait until the destination answers again."""
+
+
+class ServerStartError(OutsparkError):
+    """The message carries the last lines of the server's own log."""

@@ -1,0 +1,60 @@
+"""What travels: `Event` is one outbox row in the same form for every contract, `Message` is what a publisher sends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from outspark.errors import HeadersInvalid
+
+
+@dataclass(slots=True)
+class Event:
+    """One claimed row. `headers` is whatever JSON the row holds; `wire_headers` makes it fit for a broker.
+
+    Not frozen: a lane builds hundreds of thousands of these, and a frozen dataclass costs three times as much.
+    """
+
+    id: UUID
+    type: str
+    key: str | None
+    payload: bytes
+    headers: Any
+    attempts: int
+    created_at: datetime
+
+
+@dataclass(slots=True)
+class Message:
+    """One event as it goes to a destination: routed, transformed, with headers that are strings."""
+
+    id: str
+    topic: str
+    key: str | None
+    payload: bytes
+    headers: Mapping[str, str]
+
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+def wire_headers(headers: Any) -> Mapping[str, str]:
+    """Headers as text: strings stay, nested values and numbers become JSON text, null values are dropped.
+
+    `{"a": "x", "n": 1, "o": {"k": []}}` becomes `{"a": "x", "n": "1", "o": '{"k": []}'}`.
+    """
+    if not headers:
+        if headers is None or headers == {}:
+            return NO_HEADERS
+        raise HeadersInvalid(headers)
+    if not isinstance(headers, dict):
+        raise HeadersInvalid(headers)
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in headers.items()
+        if value is not None
+    }
