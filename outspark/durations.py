@@ -14,7 +14,9 @@ def parse(text: str) -> timedelta:
     compact = text.strip().lower()
     parts = _PART.findall(compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError(f"not a duration: {text!r}; write a number with a unit, such as 500ms, 30s, 3m, 12h or 7d")
+        raise ValueError(
+            f"not a duration: {text!r}; write a number with a unit, such as 500ms, 30s, 3m, 12h or 7d"
+        )
     return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 

@@ -58,16 +58,16 @@ class SlotsTableMissing(OutsparkError):
 
     def __str__(self) -> str:
         return (
-            "ordering = \"key\" needs the table outspark_slots, and this role may not create it. "
-            f"Run this as a role that may, or set ordering = \"none\":\n{self.args[0]}"
+            'ordering = "key" needs the table outspark_slots, and this role may not create it. '
+            f'Run this as a role that may, or set ordering = "none":\n{self.args[0]}'
         )
 
 
 class PoolerDetected(OutsparkError):
     def __str__(self) -> str:
         return (
-            "a transaction pooler stands between the relay and PostgreSQL, and slot ownership needs a session of its own. "
-            "Connect the relay to PostgreSQL directly (or to a session pool); services may keep using the pooler"
+            "a transaction pooler stands between the relay and PostgreSQL, and slot ownership needs a session "
+            "of its own. Connect the relay to PostgreSQL directly (or to a session pool); services may keep using the pooler"
         )
 
 

@@ -6,7 +6,15 @@ import socket
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
 
 from outspark import durations
 
@@ -16,7 +24,10 @@ def _duration(value: Any) -> Any:
 
 
 Duration = Annotated[
-    timedelta, BeforeValidator(_duration), PlainSerializer(durations.text, return_type=str), Field(gt=timedelta(0))
+    timedelta,
+    BeforeValidator(_duration),
+    PlainSerializer(durations.text, return_type=str),
+    Field(gt=timedelta(0)),
 ]
 Ordering = Literal["key", "none"]
 Lease = Literal["row", "slot"]
@@ -32,7 +43,9 @@ class RetrySettings(Model):
     """How a failed event comes back."""
 
     max_attempts: int = Field(25, ge=1, description="Failures after which an event is dead.")
-    base_delay: Duration = Field(timedelta(seconds=1), description="Wait after the first failure; doubles with each.")
+    base_delay: Duration = Field(
+        timedelta(seconds=1), description="Wait after the first failure; doubles with each."
+    )
     max_delay: Duration = Field(timedelta(hours=24), description="The longest wait.")
     jitter: float = Field(0.15, ge=0, le=1, description="Up to this share is added to each wait.")
 
@@ -42,17 +55,29 @@ class SourceSettings(Model):
 
     url: SecretStr = Field(description="PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.")
     contract: Literal["openoutbox"] = Field("openoutbox", description="What the table means.")
-    table: str = Field("openoutbox_events", min_length=1, description="Table name, with schema if not on the search path.")
-    ordering: Ordering = Field("key", description='"key": in order per key. "none": relays compete for single events.')
-    lease: Lease = Field("row", description='"row": a claim marks the rows. "slot": ownership only, one write per event.')
-    slots: int = Field(8, ge=1, le=256, description="Shares that the keys are split into; each has one owner.")
+    table: str = Field(
+        "openoutbox_events", min_length=1, description="Table name, with schema if not on the search path."
+    )
+    ordering: Ordering = Field(
+        "key", description='"key": in order per key. "none": relays compete for single events.'
+    )
+    lease: Lease = Field(
+        "row", description='"row": a claim marks the rows. "slot": ownership only, one write per event.'
+    )
+    slots: int = Field(
+        8, ge=1, le=256, description="Shares that the keys are split into; each has one owner."
+    )
     batch_size: int = Field(500, ge=1, le=10_000, description="Events a lane claims at once.")
-    poll_interval: Duration = Field(timedelta(milliseconds=500), description="Longest wait between looks when idle.")
-    lease_timeout: Duration = Field(timedelta(minutes=3), description="When a claim of a lost relay is given back.")
+    poll_interval: Duration = Field(
+        timedelta(milliseconds=500), description="Longest wait between looks when idle."
+    )
+    lease_timeout: Duration = Field(
+        timedelta(minutes=3), description="When a claim of a lost relay is given back."
+    )
     reap_batch_size: int = Field(100, ge=1, le=10_000, description="Lost claims given back per statement.")
     on_dead: OnDead = Field("continue", description='"park" keeps later events of a key behind its dead one.')
     doorbell: bool = Field(False, description="Sleep until the trigger of `outspark init --doorbell` rings.")
-    retry: RetrySettings = Field(default_factory=lambda: RetrySettings())
+    retry: RetrySettings = Field(default_factory=RetrySettings)
     transform: str | None = Field(None, description="Python hook `module:function` called with each event.")
 
     @model_validator(mode="after")
@@ -60,7 +85,9 @@ class SourceSettings(Model):
         if self.ordering == "none" and self.lease == "slot":
             raise ValueError('lease = "slot" needs ordering = "key": without slots nothing owns an event')
         if self.ordering == "none" and self.on_dead == "park":
-            raise ValueError('on_dead = "park" needs ordering = "key": without order nothing waits behind a dead event')
+            raise ValueError(
+                'on_dead = "park" needs ordering = "key": without order nothing waits behind a dead event'
+            )
         return self
 
 
@@ -69,8 +96,12 @@ class DestinationSettings(Model):
 
     type: DestinationType = Field(description="Which publisher.")
     url: SecretStr | None = Field(None, description="Where the broker is, e.g. nats://127.0.0.1:4222.")
-    publish_timeout: Duration = Field(timedelta(seconds=10), description="How long a batch may wait for the broker.")
-    max_payload: int | None = Field(None, ge=1, description="Payloads over this many bytes are dead; default: the broker's.")
+    publish_timeout: Duration = Field(
+        timedelta(seconds=10), description="How long a batch may wait for the broker."
+    )
+    max_payload: int | None = Field(
+        None, ge=1, description="Payloads over this many bytes are dead; default: the broker's."
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="Passed on to the broker's own client.")
 
 
@@ -79,20 +110,32 @@ class RouteSettings(Model):
 
     match: str = Field("*", description="Pattern on event_type: `order.*`, `*.created`, `*`.")
     source: str | None = Field(None, description="Only events of this source.")
-    destination: str | None = Field(None, description="Name of a destination; may be left out when there is only one.")
-    topic: str = Field("{type}", description="Topic or subject; `{type}` is the event_type, `{key}` the partition_key.")
+    destination: str | None = Field(
+        None, description="Name of a destination; may be left out when there is only one."
+    )
+    topic: str = Field(
+        "{type}", description="Topic or subject; `{type}` is the event_type, `{key}` the partition_key."
+    )
 
 
 class RelaySettings(Model):
     """How lanes are hosted."""
 
-    id: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100, description="Name of this relay.")
+    id: str = Field(
+        default_factory=socket.gethostname, min_length=1, max_length=100, description="Name of this relay."
+    )
     lanes: int = Field(2, ge=1, le=256, description="Loops that work side by side.")
     master: str = Field("local", description="Spark master; `local` means as many threads as the lanes need.")
     shift: Duration = Field(timedelta(seconds=10), description="How long one Spark task hosts a lane.")
-    hold: Duration = Field(timedelta(seconds=5), description="A lane proves its ownership again when the proof is older.")
-    grace: Duration | None = Field(None, description="Wait after an owner vanished; default: hold + publish timeout + 1s.")
-    shutdown_timeout: Duration = Field(timedelta(seconds=15), description="How long a stop waits for batches in flight.")
+    hold: Duration = Field(
+        timedelta(seconds=5), description="A lane proves its ownership again when the proof is older."
+    )
+    grace: Duration | None = Field(
+        None, description="Wait after an owner vanished; default: hold + publish timeout + 1s."
+    )
+    shutdown_timeout: Duration = Field(
+        timedelta(seconds=15), description="How long a stop waits for batches in flight."
+    )
 
 
 class ServerSettings(Model):
@@ -101,7 +144,9 @@ class ServerSettings(Model):
     enabled: bool = Field(True, description="Serve them while the relay runs.")
     host: str = Field("127.0.0.1", description="Address to bind to.")
     port: int = Field(8080, ge=0, le=65535, description="Port to bind to; 0 picks a free one.")
-    health_check_interval: Duration = Field(timedelta(seconds=5), description="How often readiness is checked.")
+    health_check_interval: Duration = Field(
+        timedelta(seconds=5), description="How often readiness is checked."
+    )
 
 
 class LogSettings(Model):
@@ -112,9 +157,9 @@ class LogSettings(Model):
 class Settings(Model):
     """The whole configuration of one application."""
 
-    relay: RelaySettings = Field(default_factory=lambda: RelaySettings())
-    server: ServerSettings = Field(default_factory=lambda: ServerSettings())
-    log: LogSettings = Field(default_factory=lambda: LogSettings())
+    relay: RelaySettings = Field(default_factory=RelaySettings)
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
     sources: dict[str, SourceSettings] = Field(default_factory=dict)
     destinations: dict[str, DestinationSettings] = Field(default_factory=dict)
     routes: list[RouteSettings] = Field(default_factory=list)
@@ -123,7 +168,9 @@ class Settings(Model):
     def _consistent(self) -> Settings:
         for index, route in enumerate(self.routes):
             if route.source is not None and route.source not in self.sources:
-                raise ValueError(f"routes[{index}].source = {route.source!r} is not one of: {_names(self.sources)}")
+                raise ValueError(
+                    f"routes[{index}].source = {route.source!r} is not one of: {_names(self.sources)}"
+                )
             if route.destination is not None and route.destination not in self.destinations:
                 raise ValueError(
                     f"routes[{index}].destination = {route.destination!r} is not one of: {_names(self.destinations)}"
@@ -133,7 +180,9 @@ class Settings(Model):
                     f"routes[{index}].destination is needed: there are {len(self.destinations)} destinations"
                 )
         if len(self.destinations) > 1 and not self.routes:
-            raise ValueError(f"routes are needed to choose between the destinations: {_names(self.destinations)}")
+            raise ValueError(
+                f"routes are needed to choose between the destinations: {_names(self.destinations)}"
+            )
         return self
 
 

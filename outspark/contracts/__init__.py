@@ -1,0 +1,16 @@
+"""Table contracts by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outspark.contracts.contract import Contract
+
+
+def get(name: str) -> Contract:
+    """The contract that a source names; settings have validated the name."""
+    from outspark.contracts.openoutbox import CONTRACT
+
+    contracts: dict[str, Contract] = {contract.name: contract for contract in (CONTRACT,)}
+    return contracts[name]

@@ -1,0 +1,44 @@
+"""Exit codes that scripts can rely on, and which error leads to which."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from outspark.errors import DestinationDown, ExtraMissing, OutsparkError, SettingsError
+
+FAILED: Final = 1
+WRONG: Final = 2
+UNREACHABLE: Final = 3
+NO_MATCH: Final = 4
+
+EPILOG: Final = (
+    "Exit codes: **0** done, **1** failed, **2** a flag or setting is wrong, "
+    "**3** the database or the broker cannot be reached, **4** no event matched."
+)
+
+
+class DatabaseUnreachable(OutsparkError):
+    """The message names the source and the redacted URL."""
+
+
+class NoMatch(OutsparkError):
+    """Nothing was there to be shown or changed."""
+
+
+def code(error: Exception) -> int:
+    match error:
+        case SettingsError() | ExtraMissing():
+            return WRONG
+        case DatabaseUnreachable() | DestinationDown():
+            return UNREACHABLE
+        case NoMatch():
+            return NO_MATCH
+        case _:
+            return FAILED
+
+
+def expected(error: Exception) -> bool:
+    """True for what deserves one clear line; anything else is a fault of ours and shows its traceback."""
+    psycopg = sys.modules.get("psycopg")
+    return isinstance(error, OutsparkError) or (psycopg is not None and isinstance(error, psycopg.Error))

@@ -1,0 +1,100 @@
+"""`outspark init`: the outbox table, printed or created."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outspark.cli import options, output
+
+if TYPE_CHECKING:
+    from outspark.contracts.contract import Contract
+    from outspark.contracts.names import TableName
+    from outspark.settings import Settings, SourceSettings
+
+
+def init(
+    contract: Annotated[
+        str, typer.Option("--contract", metavar="NAME", help="What the table means: openoutbox.")
+    ] = "openoutbox",
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="NAME", help="Table name, with or without schema.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run it on the source instead of printing it.")
+    ] = False,
+    doorbell: Annotated[
+        bool,
+        typer.Option("--doorbell", help="Add the trigger that wakes sleeping lanes within a millisecond."),
+    ] = False,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            "--lanes", min=1, metavar="N", help="Lanes that the doorbell can wake; otherwise relay.lanes."
+        ),
+    ] = None,
+    config: options.Config = None,
+    source: options.Source = None,
+    url: options.Url = None,
+) -> None:
+    """Print the DDL of an outbox table, or create it.
+
+    Without `--apply` the SQL goes to stdout and nothing else does, so it can be piped or put into a
+    migration. Running it again changes nothing.
+
+    ```
+    outspark init > outbox.sql
+    outspark init --table sales.outbox | psql "$DATABASE_URL"
+    outspark init --apply --url postgresql://localhost/shop
+    outspark init --apply --doorbell --lanes 4
+    ```
+    """
+    from outspark.contracts.doorbell import doorbell_ddl
+    from outspark.contracts.names import TableName
+
+    settings = options.load_settings(config, source, url=url, lanes=lanes)
+    kind = _contract(contract)
+    name, target = _target(settings, source, apply)
+    chosen = TableName.parse(table or (target.table if target else str(kind.default_table)))
+    bell = settings.relay.lanes if doorbell else 0
+    if target is not None and apply:
+        _create(name, target, kind, chosen, bell)
+    else:
+        typer.echo(kind.ddl(chosen) + (f"\n{doorbell_ddl(chosen, bell)}" if bell else ""), nl=False)
+
+
+def _contract(name: str) -> Contract:
+    from outspark import contracts
+    from outspark.errors import SettingsError
+
+    try:
+        return contracts.get(name)
+    except KeyError:
+        raise SettingsError(f"--contract {name!r} is unknown; known are: openoutbox") from None
+
+
+def _target(settings: Settings, source: str | None, apply: bool) -> tuple[str, SourceSettings | None]:
+    """Printing needs no source; creating does."""
+    from outspark.loading import pick_source
+
+    if not apply and source is None and len(settings.sources) != 1:
+        return "", None
+    return pick_source(settings, source)
+
+
+def _create(name: str, target: SourceSettings, contract: Contract, table: TableName, bell: int) -> None:
+    from outspark.cli.sources import connect
+    from outspark.contracts import doorbell
+    from outspark.contracts.names import resolve
+
+    with connect(name, target) as conn:
+        with conn.transaction():
+            for statement in contract.statements(table):
+                conn.execute(statement.encode())
+            found = resolve(conn, table)
+            for statement in doorbell.statements(found, bell) if bell else []:
+                conn.execute(statement.encode())
+        output.note(f"table {found} is there" + (f", with a doorbell for {bell} lanes" if bell else ""))
+        for finding in contract.check_table(conn, found):
+            output.note(f"{finding.level}: {finding}")

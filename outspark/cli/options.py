@@ -1,0 +1,69 @@
+"""Flags that several commands share, and the settings they lead to."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outspark import durations
+
+if TYPE_CHECKING:
+    from outspark.settings import Settings
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Settings file; otherwise outspark.toml if it is there."
+    ),
+]
+Source = Annotated[
+    str | None, typer.Option("--source", metavar="NAME", help="Which source, when the settings have several.")
+]
+Url = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="PostgreSQL URL of the source, over the settings.")
+]
+Table = Annotated[
+    str | None, typer.Option("--table", metavar="NAME", help="Table of the source, over the settings.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say how many events it would be.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_KEYS = {
+    "url": "source.url",
+    "table": "source.table",
+    "ordering": "source.ordering",
+    "lease": "source.lease",
+    "lanes": "relay.lanes",
+    "master": "relay.master",
+    "port": "server.port",
+    "to": "to",
+    "log_level": "log.level",
+    "log_format": "log.format",
+}
+
+
+def load_settings(config: Path | None, source: str | None = None, **flags: Any) -> Settings:
+    """Flags that were not given are None. Those of a source go to the named one, or to the only one."""
+    from outspark.layers import Given
+    from outspark.loading import load
+
+    overrides: dict[str, Given] = {}
+    for name, value in flags.items():
+        if value is not None:
+            key = _KEYS[name]
+            if source is not None and key.startswith("source."):
+                key = f"sources.{source}.{key.removeprefix('source.')}"
+            overrides[key] = Given(value, f"flag --{name.replace('_', '-')}")
+    return load(config, os.environ, overrides)
+
+
+def parse_duration(text: str) -> timedelta:
+    try:
+        return durations.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -1,0 +1,93 @@
+"""`outspark relay`: run the relay on Spark until it is stopped."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+
+from outspark.cli import options
+
+
+def relay(
+    config: options.Config = None,
+    source: options.Source = None,
+    url: options.Url = None,
+    table: options.Table = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="WHERE", help="Send everything to nats://host:port, stdout or null."),
+    ] = None,
+    lanes: Annotated[
+        int | None, typer.Option("--lanes", metavar="N", help="Loops that work side by side.")
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Spark master; local unless the settings say else."),
+    ] = None,
+    ordering: Annotated[
+        str | None,
+        typer.Option("--ordering", metavar="key|none", help="In order per key, or relays that compete."),
+    ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option("--lease", metavar="row|slot", help="Claims marked in the rows, or by slot only."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", help="Port of health and metrics; 0 picks a free one."),
+    ] = None,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="End with exit code 0 once nothing is pending any more.")
+    ] = False,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+    ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option("--log-format", metavar="text|json", help="Lines for people or for machines."),
+    ] = None,
+) -> None:
+    """Deliver events until stopped.
+
+    Ctrl-C or SIGTERM finishes the batches in flight and gives the slots back; a second one ends at once.
+    Settings come from a file, the environment on top of it, and these flags on top of both. The environment
+    of an Open Outbox Relay (STORAGE_URL, PUBLISHER_TYPE, …) works as it is.
+
+    ```
+    outspark relay --url postgresql://localhost/shop --to stdout
+    outspark relay --config outspark.toml --lanes 4
+    outspark relay --to nats://localhost:4222 --until-empty
+    STORAGE_URL=postgres://db/shop PUBLISHER_TYPE=nats PUBLISHER_URL=nats://bus:4222 outspark relay
+    ```
+    """
+    from outspark.loading import require_ends
+
+    settings = options.load_settings(
+        config,
+        source,
+        url=url,
+        table=table,
+        to=to,
+        lanes=lanes,
+        master=master,
+        ordering=ordering,
+        lease=lease,
+        port=port,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    require_ends(settings)
+    raise typer.Exit(_spark_app().run(settings, until_empty=until_empty))
+
+
+def _spark_app() -> Any:
+    from outspark.errors import ExtraMissing
+
+    try:
+        return importlib.import_module("outspark.spark.app")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "pyarrow"):
+            raise ExtraMissing("the relay", "spark") from error
+        raise

@@ -1,0 +1,110 @@
+"""Names in the database: a table's own, validated and quoted, and every name and number derived from it."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from outspark.errors import SettingsError, TableInvalid
+
+MAX_BYTES = 63
+"""PostgreSQL cuts longer identifiers off without an error, so none may be longer."""
+
+_PLAIN = r"[A-Za-z_][A-Za-z0-9_$]*"
+# No quote, percent, colon or backslash: such a name would need another escape in every driver it meets.
+_QUOTED = r'"[\w$ .\-]+"'
+_NAME = re.compile(rf"(?:(?P<schema>{_PLAIN}|{_QUOTED})\.)?(?P<table>{_PLAIN}|{_QUOTED})")
+
+FIND_TABLE = """\
+-- Where a table name leads on this connection's search path
+SELECT n.nspname, c.relname
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(%(name)s) AND c.relkind IN ('r', 'p')"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table, with its schema when that is known. Build it with `parse`, which validates."""
+
+    table: str
+    schema: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """`outbox`, `sales.outbox` or `"Sales"."Order Events"`; what is not quoted folds to lower case."""
+        match = _NAME.fullmatch(text.strip())
+        if match is None:
+            raise SettingsError(
+                f"table = {text!r} is not a table name; write table or schema.table in letters, digits, _ "
+                'and $, or "quoted" when it has other letters, spaces, dots or dashes'
+            )
+        schema = match["schema"]
+        return cls(_part(match["table"], text), None if schema is None else _part(schema, text))
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.table) if self.schema is None else sql.Identifier(self.schema, self.table)
+
+    def within(self, schema: str) -> TableName:
+        """The same table in `schema`, unless it has a schema already."""
+        return self if self.schema is not None else TableName(self.table, schema)
+
+    def sibling(self, suffix: str) -> TableName:
+        """`<table>_<suffix>` in the same schema; a name that would be too long is shortened and stays unique.
+
+        `orders` gives `orders_doorbell`; sixty `x` give 45 `x`, then `_84566879_doorbell`.
+        """
+        name = f"{self.table}_{suffix}"
+        if len(name.encode()) > MAX_BYTES:
+            tail = f"_{zlib.crc32(self.table.encode()):08x}_{suffix}"
+            name = self.table.encode()[: MAX_BYTES - len(tail)].decode(errors="ignore") + tail
+        return TableName(name, self.schema)
+
+    def __str__(self) -> str:
+        return ".".join(_text(part) for part in (self.schema, self.table) if part is not None)
+
+
+def resolve(conn: psycopg.Connection[Any], table: TableName) -> TableName:
+    """The table with its schema as this connection sees it, so that every spelling gives the same locks."""
+    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        row = cursor.execute(FIND_TABLE, {"name": table.identifier.as_string(conn)}).fetchone()
+    if row is None:
+        raise TableInvalid(
+            f"there is no table {table} in this database; run: outspark init --table {table} --apply"
+        )
+    schema, name = row
+    return TableName(name, schema)
+
+
+def lock_class(purpose: str, table: TableName) -> int:
+    """First key of a table's advisory locks: a signed 32-bit number, the same in every process."""
+    if table.schema is None:
+        raise ValueError(
+            f"table {table} has no schema: resolve it first, or its locks depend on the spelling"
+        )
+    unsigned = zlib.crc32(f"outspark/{purpose}/{table}".encode())
+    return unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
+
+
+def bell_channel(table: TableName) -> str:
+    """The NOTIFY channel that wakes the lanes of this table."""
+    return f"outspark_bell_{lock_class('bell', table) & 0xFFFFFFFF:08x}"
+
+
+def _part(text: str, whole: str) -> str:
+    name = text[1:-1] if text.startswith('"') else text.lower()
+    if len(name.encode()) > MAX_BYTES:
+        raise SettingsError(
+            f"table = {whole!r}: {name!r} has {len(name.encode())} bytes, allowed: {MAX_BYTES}"
+        )
+    return name
+
+
+def _text(part: str) -> str:
+    return part if re.fullmatch(_PLAIN, part) and part == part.lower() else f'"{part}"'

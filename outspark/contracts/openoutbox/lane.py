@@ -1,0 +1,201 @@
+"""The statements of a lane on an Open Outbox table: claim, settle, adopt.
+
+PENDING ──claim──► DELIVERING ──deliver──► DELIVERED
+   ▲                   │
+   └──settle, adopt────┴──────────────────► DEAD
+
+Under `lease = "slot"` a claim writes nothing, and PENDING goes straight to DELIVERED or DEAD.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from psycopg import sql
+
+from outspark.contracts.contract import LaneStatements
+
+TOKEN_PREFIX = "outspark/"
+
+_EVENT = """e.event_id, e.event_type, e.partition_key, e.payload, e.headers, e.attempts, e.created_at"""
+
+# Events without a key have no order among themselves, so their id spreads them.
+_SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
+
+_READY = """
+e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
+  AND {slot} = ANY(%(slots)s::int[])
+  AND (e.partition_key IS NULL OR e.partition_key <> ALL(%(blocked)s::text[]))
+  AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
+
+# No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
+_CLAIM_OWNED = """
+-- Claim the next events of the owned slots, oldest first, under a fresh token.
+WITH next AS MATERIALIZED (
+  SELECT e.event_id FROM {table} e WHERE {ready} ORDER BY e.created_at, e.event_id LIMIT %(limit)s
+)
+UPDATE {table} e
+SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
+FROM next WHERE e.event_id = next.event_id AND e.status = 'PENDING'
+RETURNING {event}
+"""
+
+_CLAIM_COMPETING = """
+-- Claim free events beside other relays: what somebody else is taking is passed over.
+WITH next AS MATERIALIZED (
+  SELECT e.event_id FROM {table} e
+  WHERE e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
+    AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
+  ORDER BY e.created_at, e.event_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+UPDATE {table} e
+SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
+FROM next WHERE e.event_id = next.event_id
+RETURNING {event}
+"""
+
+_CLAIM_READ = """
+-- Read the next events of the owned slots, oldest first; ownership alone keeps others away.
+SELECT {event} FROM {table} e
+WHERE {ready} AND %(token)s::text IS NOT NULL
+ORDER BY e.created_at, e.event_id LIMIT %(limit)s
+"""
+
+_CLAIM_IDS = """
+-- Claim named events again: heads whose backoff is over, and suspects, which go out one by one.
+UPDATE {table} e
+SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
+WHERE e.event_id = ANY(%(ids)s) AND e.status = 'PENDING'
+RETURNING {event}
+"""
+
+_READ_IDS = """
+-- Read named events again: heads whose backoff is over, and suspects, which go out one by one.
+SELECT {event} FROM {table} e
+WHERE e.event_id = ANY(%(ids)s) AND e.status = 'PENDING' AND %(token)s::text IS NOT NULL
+ORDER BY e.created_at, e.event_id
+"""
+
+_FENCE = """
+fence AS MATERIALIZED (
+  SELECT count(*) = cardinality(%(slots)s::int[]) AS holds FROM (
+    SELECT 1 FROM {slots_table} s
+    JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
+    WHERE s.source = %(source)s FOR SHARE OF s
+  ) held
+)"""
+
+_NO_FENCE = """
+fence AS (
+  SELECT %(source)s::text IS NOT NULL AND %(slots)s::int[] IS NOT NULL AND %(epochs)s::bigint[] IS NOT NULL AS holds
+)"""
+
+_DELIVER = """
+-- Settle what the broker acknowledged.
+WITH {fence}
+UPDATE {table} e
+SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_timestamp(),
+    locked_by = NULL, locked_at = NULL, last_error = NULL
+WHERE e.event_id = ANY(%(ids)s) AND {leased} AND (SELECT holds FROM fence)
+RETURNING e.event_id
+"""
+
+_SETTLE = """
+-- Settle the rest: back after a wait, back at once, skipped, or dead.
+WITH {fence}
+UPDATE {table} e
+SET status = CASE o.state WHEN 'done' THEN 'DELIVERED' WHEN 'dead' THEN 'DEAD' ELSE 'PENDING' END,
+    attempts = e.attempts + o.counted,
+    last_error = coalesce(o.error, e.last_error),
+    available_at = CASE WHEN o.wait IS NULL THEN e.available_at
+                        ELSE clock_timestamp() + make_interval(secs => o.wait) END,
+    delivered_at = CASE WHEN o.state = 'done' THEN clock_timestamp() ELSE e.delivered_at END,
+    locked_by = NULL, locked_at = NULL, updated_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(counts)s::int[], %(waits)s::float8[], %(errors)s::text[])
+  AS o(id, state, counted, wait, error)
+WHERE e.event_id = o.id AND {leased} AND (SELECT holds FROM fence)
+RETURNING e.event_id
+"""
+
+_LEASED_ROW = """e.status = 'DELIVERING' AND e.locked_by = %(token)s"""
+_LEASED_SLOT = """e.status = 'PENDING' AND %(token)s::text IS NOT NULL"""
+
+_ADOPT = """
+-- Give back what the former owner of these slots had in flight; it counts as an attempt.
+WITH adopted AS (
+UPDATE {table} e
+SET status = CASE WHEN e.attempts + 1 >= %(max_attempts)s THEN 'DEAD' ELSE 'PENDING' END,
+    attempts = e.attempts + 1, last_error = %(error)s,
+    locked_by = NULL, locked_at = NULL, updated_at = clock_timestamp()
+WHERE e.status = 'DELIVERING' AND starts_with(e.locked_by, {prefix}) AND {slot} = ANY(%(slots)s::int[])
+RETURNING e.event_id, e.partition_key, e.status = 'DEAD' AS dead, e.created_at
+)
+SELECT event_id, partition_key, dead FROM adopted ORDER BY created_at, event_id
+"""
+
+_SUSPECTS = """
+-- What a vanished owner may have had in flight when a claim leaves no mark: the head of each slot.
+SELECT e.event_id, e.partition_key FROM {table} e
+WHERE e.status = 'PENDING' AND e.available_at <= now() AND {slot} = ANY(%(slots)s::int[])
+ORDER BY e.created_at, e.event_id LIMIT %(limit)s
+"""
+
+_COUNT = """
+-- Count an attempt before a suspect goes out, so that one that kills its lane ends as dead.
+WITH {fence}
+UPDATE {table} e
+SET status = CASE WHEN e.attempts + 1 >= %(max_attempts)s THEN 'DEAD' ELSE e.status END,
+    attempts = e.attempts + 1, last_error = %(error)s, updated_at = clock_timestamp()
+WHERE e.event_id = ANY(%(ids)s) AND e.status = 'PENDING' AND (SELECT holds FROM fence)
+RETURNING e.event_id, e.status = 'DEAD' AS dead
+"""
+
+_WAITING = """
+-- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
+SELECT e.event_id, e.partition_key, extract(epoch FROM e.available_at - clock_timestamp())::float8
+FROM {table} e
+WHERE e.status = 'PENDING' AND e.available_at > clock_timestamp() AND e.attempts > 0
+  AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
+"""
+
+_PARKED = """
+-- Keys that wait behind a dead event.
+SELECT DISTINCT e.partition_key FROM {table} e
+WHERE e.status = 'DEAD' AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
+"""
+
+
+def lane_statements(
+    table: sql.Identifier,
+    slots_table: sql.Identifier,
+    *,
+    slots: int,
+    ordering: Literal["key", "none"],
+    lease: Literal["row", "slot"],
+) -> LaneStatements:
+    """Compose the statements for one way of working: competing, or owning slots with leases on rows or on slots."""
+    owned, marked = ordering == "key", lease == "row"
+    parts: dict[str, sql.Composable] = {
+        "table": table,
+        "event": sql.SQL(_EVENT),
+        "slot": sql.SQL(_SLOT).format(count=sql.Literal(slots)),
+        "fence": sql.SQL(_FENCE).format(slots_table=slots_table) if owned else sql.SQL(_NO_FENCE),
+        "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
+        "prefix": sql.Literal(TOKEN_PREFIX),
+    }
+    parts["ready"] = sql.SQL(_READY).format(slot=parts["slot"])
+
+    def text(template: str) -> str:
+        return sql.SQL(template).format(**parts).as_string(None)
+
+    return LaneStatements(
+        claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
+        claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
+        deliver=text(_DELIVER),
+        settle=text(_SETTLE),
+        adopt=text(_ADOPT),
+        suspects=text(_SUSPECTS),
+        count=text(_COUNT),
+        waiting=text(_WAITING),
+        parked=text(_PARKED),
+    )

@@ -1,0 +1,71 @@
+"""`outspark_slots`, the small table of ours that says who owns which slot, and its statements."""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from outspark.contracts.names import TableName
+
+SLOTS_TABLE = "outspark_slots"
+
+CREATE = """\
+-- Who owns which slot of which outbox. `epoch` rises with every owner and fences the ones before it.
+CREATE TABLE IF NOT EXISTS {slots_table} (
+    source text NOT NULL,
+    slot integer NOT NULL,
+    epoch bigint NOT NULL,
+    owner text NOT NULL,
+    since timestamptz NOT NULL,
+    clean boolean NOT NULL,
+    PRIMARY KEY (source, slot)
+) WITH (fillfactor = 50)"""
+
+EXISTS = """\
+-- Is the table there already?
+SELECT to_regclass(%(name)s) IS NOT NULL"""
+
+TRY_LOCKS = """\
+-- Try to become the owner of each slot; a lock ends with its session, so a dead owner is found at once.
+SELECT slot, pg_try_advisory_lock(%(class)s::int, slot) FROM unnest(%(slots)s::int[]) AS slot"""
+
+TAKE = """\
+-- Bump the epochs of slots whose locks we hold, and say who had them before and whether that ended well.
+WITH before AS (
+  SELECT slot, owner, clean FROM {slots_table} WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])
+), taken AS (
+  INSERT INTO {slots_table} AS s (source, slot, epoch, owner, since, clean)
+  SELECT %(source)s, slot, 1, %(owner)s, clock_timestamp(), false FROM unnest(%(slots)s::int[]) AS slot
+  ON CONFLICT (source, slot) DO UPDATE
+  SET epoch = s.epoch + 1, owner = EXCLUDED.owner, since = EXCLUDED.since, clean = false
+  RETURNING slot, epoch
+)
+SELECT t.slot, t.epoch, b.owner, coalesce(b.clean, true) FROM taken t LEFT JOIN before b USING (slot)"""
+
+LEAVE = """\
+-- Mark the slots as left in good order, if they are still ours.
+UPDATE {slots_table} s SET clean = true
+FROM unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch)
+WHERE s.source = %(source)s AND s.slot = mine.slot AND s.epoch = mine.epoch"""
+
+PROVE = """\
+-- Are all these slots still ours?
+SELECT count(*) = cardinality(%(slots)s::int[])
+FROM {slots_table} s JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
+WHERE s.source = %(source)s"""
+
+LAYOUT = """\
+-- Announce into how many slots we split the keys, and look for a relay that splits them otherwise.
+SELECT pg_advisory_lock_shared(%(class)s::int, %(count)s::int),
+       (SELECT min(objid::int) FROM pg_locks
+        WHERE locktype = 'advisory' AND granted AND classid = (%(class)s::bigint & 4294967295)::oid
+          AND objsubid = 2 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND objid <> %(count)s::bigint::oid)"""
+
+
+def slots_table(outbox: TableName) -> TableName:
+    """It lives beside the outbox, in the same schema."""
+    return TableName(SLOTS_TABLE, outbox.schema)
+
+
+def compose(template: str, outbox: TableName) -> str:
+    return sql.SQL(template).format(slots_table=slots_table(outbox).identifier).as_string(None)

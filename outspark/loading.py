@@ -1,0 +1,236 @@
+"""Fills the settings from a TOML file, the environment on top of it, and command-line flags on top of both.
+
+Everything that is wrong is reported at once: the key, its value, what is allowed and where it came from.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from outspark import allowed, environment, layers
+from outspark.environment import DEFAULT
+from outspark.errors import SettingsError
+from outspark.layers import Given, Layer
+from outspark.redaction import redact
+from outspark.settings import Settings, SourceSettings
+
+DEFAULT_FILE = "outspark.toml"
+_VARIABLE = re.compile(r"\$(\$|\{(?P<name>[^}]*)\})")
+
+
+def load(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """SettingsError lists everything that is wrong.
+
+    Without a path, `outspark.toml` in the working folder is read if it is there. Overrides are dotted keys;
+    a value may be `Given`, to name the flag it came from. `source.…` means the one source there is; `to`
+    sends everything to one destination: `nats://…`, `stdout` or `null`.
+    """
+    environ = environ or {}
+    problems: list[str] = []
+    layer = _file_layer(path, environ, problems)
+    if environment.speaks_open_outbox(environ) and not _names_ends(layer):
+        layer |= environment.open_outbox(environ)
+        problems += _not_ours(environ)
+    for key, given in environment.own(environ, layer).items():
+        layer = layers.without(layer, key) | {key: given}
+    for name, value in (overrides or {}).items():
+        given = value if isinstance(value, Given) else Given(value, "overrides")
+        layer = _override(layer, name, given, problems)
+    return _validated(layer, problems)
+
+
+def pick_source(settings: Settings, name: str | None) -> tuple[str, SourceSettings]:
+    """The named source, or the only one."""
+    names = ", ".join(settings.sources)
+    if name is not None:
+        if name not in settings.sources:
+            raise SettingsError(f"there is no source {name!r}; the settings have: {names or '(none)'}")
+        return name, settings.sources[name]
+    if not settings.sources:
+        raise SettingsError(
+            "no source is configured: give --url postgresql://…, set STORAGE_URL, "
+            f"or write a [sources.NAME] table in {DEFAULT_FILE}"
+        )
+    if len(settings.sources) > 1:
+        raise SettingsError(f"there are several sources; choose one with --source: {names}")
+    return next(iter(settings.sources.items()))
+
+
+def require_ends(settings: Settings) -> None:
+    """A relay needs somewhere to read from and somewhere to send to."""
+    if not settings.sources:
+        pick_source(settings, None)
+    if not settings.destinations:
+        raise SettingsError(
+            "no destination is configured: give --to nats://…, stdout or null, set PUBLISHER_TYPE, "
+            f"or write a [destinations.NAME] table in {DEFAULT_FILE}"
+        )
+
+
+def _file_layer(path: Path | None, environ: Mapping[str, str], problems: list[str]) -> Layer:
+    file = path or Path(DEFAULT_FILE)
+    if path is None and not file.is_file():
+        return {}
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} is not a TOML file: {error}") from None
+    layer = layers.flatten(tree, str(file))
+    return {key: _substituted(key, given, environ, problems) for key, given in layer.items()}
+
+
+def _substituted(key: layers.Path, given: Given, environ: Mapping[str, str], problems: list[str]) -> Given:
+    """`${NAME}` becomes the value of that environment variable; `$$` is a dollar sign."""
+    if not isinstance(given.value, str) or "$" not in given.value:
+        return given
+
+    def replacement(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None:
+            return "$"
+        if name not in environ:
+            problems.append(
+                f"{layers.text(key)} ({given.origin}): the environment variable {name} is not set"
+            )
+        return environ.get(name, "")
+
+    return Given(_VARIABLE.sub(replacement, given.value), given.origin)
+
+
+def _names_ends(layer: Layer) -> bool:
+    return any(path[0] in ("sources", "destinations") for path in layer)
+
+
+def _not_ours(environ: Mapping[str, str]) -> Iterator[str]:
+    storage = environ.get("STORAGE_TYPE") or "postgres"
+    if storage not in ("postgres", "postgresql"):
+        yield f"STORAGE_TYPE = {storage!r} (environment variable): must be postgres"
+
+
+def _override(layer: Layer, name: str, given: Given, problems: list[str]) -> Layer:
+    if name == "to":
+        return _send_to(layer, given)
+    path: layers.Path = tuple(name.split("."))
+    if path[0] == "source":
+        sources = layers.children(layer, ("sources",))
+        if len(sources) > 1:
+            problems.append(f"{given.origin} needs --source, because there are several: {', '.join(sources)}")
+            return layer
+        path = ("sources", *(sources or [DEFAULT]), *path[1:])
+    return layers.without(layer, path) | {path: given}
+
+
+def _send_to(layer: Layer, given: Given) -> Layer:
+    """Routes keep their topics and lose their destinations: all events go to this one."""
+    kept = {
+        path: value
+        for path, value in layers.without(layer, ("destinations",)).items()
+        if not (path[0] == "routes" and path[-1] == "destination")
+    }
+    kind, scheme, _ = str(given.value).partition("://")
+    kept["destinations", DEFAULT, "type"] = Given("nats" if kind == "tls" else kind, given.origin)
+    if scheme:
+        kept["destinations", DEFAULT, "url"] = given
+    return kept
+
+
+def _validated(layer: Layer, problems: list[str]) -> Settings:
+    try:
+        settings = Settings.model_validate(layers.nest(layer))
+    except ValidationError as error:
+        problems += [_wording(item, layer) for item in error.errors(include_url=False)]
+        # `from None`: the original text quotes its input, passwords included.
+        raise _refusal(problems) from None
+    problems += _url_problems(settings, layer)
+    if problems:
+        raise _refusal(problems)
+    return settings
+
+
+def _refusal(problems: list[str]) -> SettingsError:
+    heading = "a setting is wrong" if len(problems) == 1 else f"{len(problems)} settings are wrong"
+    return SettingsError("\n".join([f"{heading}:", *(f"  {problem}" for problem in problems)]))
+
+
+def _url_problems(settings: Settings, layer: Layer) -> Iterator[str]:
+    for name, source in settings.sources.items():
+        url = source.url.get_secret_value()
+        if not url.startswith(("postgresql://", "postgres://")) and "=" not in url.partition("://")[0]:
+            yield _problem(
+                ("sources", name, "url"), layer, redact(url), "must be a URL as postgresql://user@host/db"
+            )
+    for name, destination in settings.destinations.items():
+        if destination.type in environment.NEED_URL and destination.url is None:
+            example = f"{destination.type}://host:port"
+            yield f"destinations.{name}.url is needed for type {destination.type!r}, such as {example}"
+
+
+def _wording(error: ErrorDetails, layer: Layer) -> str:
+    path = error["loc"]
+    match error["type"]:
+        case "missing":
+            field = allowed.field_at(path)
+            return f"{layers.text(path)} is needed. {field.description if field else ''}".rstrip()
+        case "extra_forbidden":
+            return _problem(path, layer, None, f"unknown key; {_suggestion(path)}")
+        case "value_error" | "assertion_error":
+            message = error["msg"].partition(", ")[2]
+            shown = None if isinstance(error["input"], BaseModel | Mapping) else _shown(path, error["input"])
+            return _problem(path, layer, shown, message)
+        case _:
+            field = allowed.field_at(path)
+            wish = f"must be {allowed.words(field)}" if field else error["msg"]
+            return _problem(path, layer, _shown(path, error["input"]), _hint(path, error["input"]) or wish)
+
+
+def _hint(path: layers.Path, value: Any) -> str | None:
+    if (
+        path[:1] == ("destinations",)
+        and path[-1] == "type"
+        and value in ("kafka", "redis", "rabbitmq", "http")
+    ):
+        return f"{value} is not supported yet; today it must be nats, stdout or null"
+    return None
+
+
+def _problem(path: layers.Path, layer: Layer, shown: str | None, message: str) -> str:
+    key = layers.text(path)
+    origin = layers.origin(layer, path)
+    words = [key, f"= {shown}" if shown is not None else "", f"({origin})" if origin else ""]
+    text = " ".join(word for word in words if word)
+    return f"{text}: {message}" if text else message
+
+
+def _shown(path: layers.Path, value: Any) -> str | None:
+    field = allowed.field_at(path)
+    if field is None or allowed.is_secret(field) or isinstance(value, Mapping | list):
+        return None
+    return redact(repr(value))
+
+
+def _suggestion(path: layers.Path) -> str:
+    word = str(path[-1])
+    model = allowed.model_at(path[:-1])
+    known = list(model.model_fields) if model else []
+    if close := get_close_matches(word.lower(), known, n=1):
+        return f"did you mean {close[0]}?"
+    elsewhere = [
+        f"{section}.{word}" for section in ("relay", "server", "log") if allowed.field_at((section, word))
+    ]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"known are: {', '.join(known)}"

@@ -1,0 +1,64 @@
+"""An event loop in a thread of its own, for broker clients that are asyncio while a lane is not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_MARGIN = 2.0
+
+
+class LoopThread:
+    """Runs from construction to `stop`. Ending it cancels every task and cuts every connection of its."""
+
+    def __init__(self, name: str) -> None:
+        self._stopping = asyncio.Event()
+        self._loop = _Loop()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Wait for `work`, which keeps to `timeout` by itself; TimeoutError a little later if it does not."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout + _MARGIN)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    async def cut(self) -> None:
+        """Drop all connections at once, without sending what is still buffered."""
+        while self._loop.transports:
+            self._loop.transports.pop().abort()
+        await asyncio.sleep(0)  # the loop tells the protocols
+
+    def stop(self) -> None:
+        """Harmless when it is stopped."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(_MARGIN)
+
+    def _work(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._until_stopped())
+
+    async def _until_stopped(self) -> None:
+        await self._stopping.wait()
+        await self.cut()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Knows its transports: closing a client first sends its buffers, aborting its transport does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transports: list[asyncio.Transport] = []
+
+    async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        transport, protocol = await super().create_connection(*args, **kwargs)
+        self.transports.append(transport)
+        return transport, protocol

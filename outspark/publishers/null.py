@@ -1,0 +1,21 @@
+"""Acknowledges everything and sends nothing: for benchmarks and for trying out a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outspark.event import Message
+from outspark.outcome import DELIVERED, Outcome
+
+
+class NullPublisher:
+    keeps_order = True
+
+    def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+        return [DELIVERED] * len(messages)
+
+    def check(self, timeout: float) -> None:
+        return
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,58 @@
+"""The connection of a lane: one per database, with a session of its own, planner settings and keepalives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from outspark.errors import PoolerDetected
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# The planner takes a hash expression for rare and would sort the whole backlog; after five executions it would
+# plan for any value of the parameters and go parallel. With these it walks the index in order and stops at the limit.
+PLANNER = {
+    "enable_sort": "off",
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
+    "max_parallel_workers_per_gather": "0",
+    "plan_cache_mode": "force_custom_plan",
+    "jit": "off",
+}
+
+# The server's own default waits two hours before it looks for a silent peer, and holds its locks that long.
+SERVER_KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+
+CONFIGURE = """\
+-- Settings of a lane's session
+SELECT set_config(name, value, false) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s(name, value)"""
+
+
+def connect(url: str, name: str) -> Connection:
+    """Open a lane's connection. PoolerDetected when the session behind it is shared with others."""
+    conn = psycopg.connect(
+        url,
+        autocommit=True,
+        prepare_threshold=0,
+        connect_timeout=10,
+        application_name=name[:63],
+        keepalives=1,
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+    )
+    try:
+        _refuse_pooler(conn)
+        settings = {**PLANNER, **SERVER_KEEPALIVES}
+        conn.execute(CONFIGURE, {"names": list(settings), "values": list(settings.values())})
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def _refuse_pooler(conn: Connection) -> None:
+    row = conn.execute("SELECT pg_backend_pid()").fetchone()
+    if row is None or row[0] != conn.info.backend_pid:
+        raise PoolerDetected()

@@ -1,0 +1,233 @@
+"""A lane's place at one database: its connection, the loops of the sources there, and the hand-over between shifts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import Notify
+
+from outspark import contracts
+from outspark.contracts import doorbell
+from outspark.contracts.findings import refuse_errors
+from outspark.contracts.names import TableName, bell_channel, lock_class, resolve
+from outspark.contracts.openoutbox.lane import TOKEN_PREFIX
+from outspark.contracts.slots import slots_table
+from outspark.errors import OutsparkError
+from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
+from outspark.relay import control, workbench
+from outspark.relay.breaker import Destination
+from outspark.relay.connection import Connection
+from outspark.relay.dispatch import Dispatcher
+from outspark.relay.doorbell import Doorbell, Polling
+from outspark.relay.loop import SourceLoop
+from outspark.relay.owner import Owner
+from outspark.relay.settling import Settler
+from outspark.relay.slots import Slots
+from outspark.relay.source import Source
+from outspark.relay.spec import LaneSpec, Share
+from outspark.relay.tenure import Tenure
+from outspark.routing import Router, load_transform
+from outspark.telemetry import Tracing
+
+log = logging.getLogger(__name__)
+
+BATON_POLL = 0.05
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+@dataclass(slots=True)
+class Desk:
+    """Survives the loss of its database: it closes, waits and opens again, and the lane's other desks go on."""
+
+    spec: LaneSpec
+    url: str
+    shares: list[Share]
+    destinations: Mapping[str, Destination]
+    tally: Tally
+    tracing: Tracing
+    conn: Connection | None = None
+    loops: list[SourceLoop] = field(default_factory=list)
+    bells: dict[str, SourceLoop] = field(default_factory=dict)
+    holds_baton: bool = False
+    relieved: bool = False
+    stopped: bool = False
+    released: bool = False
+    problem: str = ""
+    next_try: float = 0.0
+    _pause: float = FIRST_PAUSE
+
+    def step(self) -> int:
+        """One round over the sources that want to be looked at; how many events were settled."""
+        if self.released or time.monotonic() < self.next_try:
+            return 0
+        try:
+            return self._step()
+        except (psycopg.Error, OutsparkError) as error:
+            self._close(error)
+            return 0
+
+    def hear(self) -> None:
+        """Take in what arrived on the socket while nothing was asked."""
+        if self.conn is None:
+            return
+        try:
+            self.conn.pgconn.consume_input()
+            while notify := self.conn.pgconn.notifies():
+                self._heard(Notify(notify.relname.decode(), notify.extra.decode(), notify.be_pid))
+        except psycopg.Error as error:
+            self._close(error)
+
+    def next_look(self) -> float:
+        if self.released:
+            return float("inf")
+        if self.conn is None or not self.holds_baton:
+            return self.next_try
+        return min((loop.waking.next_look for loop in self.loops), default=self.next_try)
+
+    def release(self) -> None:
+        """Finish in good order: leave the slots, unlock all, tell the next shift. The connection is kept."""
+        self.released = True
+        if self.conn is None:
+            return
+        try:
+            for loop in self.loops:
+                loop.release()
+            self.conn.execute("UNLISTEN *")
+            self.conn.remove_notify_handler(self._heard)
+            self.conn.execute(
+                control.LET_GO, {"channel": self.spec.channel, "message": control.free(self.spec.lane)}
+            )
+        except (psycopg.Error, OutsparkError) as error:
+            self._close(error)
+        self._count_rings()
+        self.conn, self.loops = None, []
+
+    def owned(self) -> dict[str, int]:
+        return {loop.source.name: len(loop.tenure.active) for loop in self.loops if loop.tenure is not None}
+
+    def _step(self) -> int:
+        if self.conn is None:
+            self._open()
+        if not self.holds_baton and not self._take_baton():
+            return 0
+        now = time.monotonic()
+        return sum(loop.step() for loop in self.loops if loop.waking.next_look <= now)
+
+    def _open(self) -> None:
+        name = f"outspark {self.spec.relay.id} lane {self.spec.lane}"
+        self.conn = conn = workbench.connection(self.url, name)
+        conn.add_notify_handler(self._heard)
+        control.listen(conn, self.spec.channel)
+        self.loops = [self._loop(conn, share) for share in self.shares]
+        for loop in self.loops:
+            loop.warm()
+        control.say(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
+        if self.problem:
+            log.info(
+                "database is back", extra={"lane": self.spec.lane, "sources": [s.name for s in self.shares]}
+            )
+        self.problem, self._pause = "", FIRST_PAUSE
+
+    def _take_baton(self) -> bool:
+        assert self.conn is not None
+        row = self.conn.execute(control.TRY_BATON, self.spec.baton).fetchone()
+        self.holds_baton = row is not None and bool(row[0])
+        if not self.holds_baton:
+            self.next_try = time.monotonic() + BATON_POLL
+        return self.holds_baton
+
+    def _heard(self, notify: Notify) -> None:
+        if notify.channel in self.bells:
+            self.bells[notify.channel].waking.ring()
+        elif notify.payload == control.STOP:
+            self.stopped = True
+        elif notify.payload == control.free(self.spec.lane):
+            self.next_try = 0.0
+        elif control.is_relief(notify, self.spec.lane, self.spec.shift):
+            self.relieved = True
+
+    def _close(self, error: Exception) -> None:
+        """Drop the connection and everything that lived in its session; try again after a pause."""
+        self.problem = " ".join(str(error).split()) or type(error).__name__
+        log.warning(
+            "lost the database; trying again",
+            extra={
+                "lane": self.spec.lane,
+                "sources": [share.name for share in self.shares],
+                "error": self.problem,
+                "seconds": self._pause,
+            },
+        )
+        self._count_rings()
+        workbench.discard(self.url)
+        self.conn, self.loops, self.bells, self.holds_baton = None, [], {}, False
+        self.next_try = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+    def _count_rings(self) -> None:
+        for loop in self.loops:
+            if isinstance(loop.waking, Doorbell) and loop.waking.rings:
+                self.tally.add(DOORBELL_RINGS_TOTAL, loop.waking.rings, source=loop.source.name)
+
+    def _loop(self, conn: Connection, share: Share) -> SourceLoop:
+        spec, settings = self.spec, share.settings
+        contract = contracts.get(settings.contract)
+        table = resolve(conn, TableName.parse(settings.table))
+        refuse_errors(table, contract.check_table(conn, table))
+        statements = contract.lane_statements(
+            table.identifier,
+            slots_table(table).identifier,
+            slots=settings.slots,
+            ordering=settings.ordering,
+            lease=settings.lease,
+        )
+        source = Source(share.name, settings, conn, statements, contract.upkeep(table), self.tally)
+        tenure = self._tenure(source, table, share.slots) if settings.ordering == "key" else None
+        dispatcher = Dispatcher(
+            router=Router(spec.routes, spec.destinations, share.name),
+            destinations=self.destinations,
+            transform=load_transform(settings.transform) if settings.transform else None,
+            ordered=settings.ordering == "key",
+            tally=self.tally,
+            tracing=self.tracing,
+        )
+        loop = SourceLoop(
+            source=source,
+            tenure=tenure,
+            dispatcher=dispatcher,
+            settler=Settler(source, tenure),
+            waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
+            token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
+        )
+        if isinstance(loop.waking, Doorbell):
+            control.listen(conn, bell_channel(table))
+            self.bells[bell_channel(table)] = loop
+        return loop
+
+    def _tenure(self, source: Source, table: TableName, wanted: tuple[int, ...]) -> Tenure:
+        relay = self.spec.relay
+        owner = Owner.here(relay.id, self.spec.instance, self.spec.lane)
+        slots = Slots(source.conn, table, wanted, source.settings.slots, owner)
+        slots.prepare()
+        longest = max((destination.timeout for destination in self.destinations.values()), default=0.0)
+        hold = relay.hold.total_seconds()
+        grace = relay.grace.total_seconds() if relay.grace is not None else hold + longest + 1.0
+        return Tenure(source, slots, hold, grace)
+
+    def _waking(
+        self, conn: Connection, table: TableName, wanted: bool, interval: float
+    ) -> Polling | Doorbell:
+        if not wanted:
+            return Polling(interval)
+        lanes = doorbell.installed_lanes(conn, table)
+        if self.spec.lane >= lanes:
+            log.warning(
+                "no doorbell for this lane; polling. Run: outspark init --doorbell --apply",
+                extra={"lane": self.spec.lane, "table": str(table), "installed_for": lanes},
+            )
+            return Polling(interval)
+        return Doorbell(conn, lock_class("bell", table), self.spec.lane, interval)

@@ -1,0 +1,108 @@
+"""When a lane looks at a source again: at once while there is work, then ever more rarely, or when the bell rings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from outspark.relay.connection import Connection
+
+QUICK, PATIENCE, GROWTH = 0.020, 50, 1.3
+"""Look every 20 ms for 50 looks (a second), then each wait is 1.3 times the one before, up to the poll interval."""
+
+FALL_ASLEEP = """\
+-- Say that this lane is asleep, unless a writer is in the middle of an insert
+SELECT pg_try_advisory_lock(%(class)s::int, %(lane)s::int)"""
+
+STAY_AWAKE = """\
+-- Say that this lane is awake again
+SELECT pg_advisory_unlock(%(class)s::int, %(lane)s::int)"""
+
+
+@dataclass(slots=True)
+class Polling:
+    """Adaptive polling of one source."""
+
+    interval: float
+    next_look: float = 0.0
+    _empty: int = 0
+    _wait: float = QUICK
+
+    def worked(self) -> None:
+        self._empty, self._wait, self.next_look = 0, QUICK, 0.0
+
+    def found_nothing(self) -> None:
+        self._empty += 1
+        if self._empty > PATIENCE:
+            self._wait = min(self._wait * GROWTH, self.interval)
+        self.next_look = time.monotonic() + min(self._wait, self.interval)
+
+    def about_to_look(self) -> None:
+        """Polling keeps no state between a look and its answer."""
+
+    def ring(self) -> None:
+        self.next_look = 0.0
+
+    def release(self) -> None:
+        """Nothing to let go of."""
+
+
+@dataclass(slots=True)
+class Doorbell:
+    """Sleep under the lock `(class, lane)`; writers who see it ring.
+
+    Nothing is lost: a writer whose try succeeded holds the shared lock until its commit is visible, so a lane that
+    falls asleep later sees the row in the look it takes *after* getting the lock; a writer whose try failed has a
+    NOTIFY queued with its commit.
+    """
+
+    conn: Connection
+    lock_class: int
+    lane: int
+    interval: float
+    look_again: bool = True
+    next_look: float = 0.0
+    rings: int = 0
+    _asleep: bool = False
+    _looked: bool = False
+    _rung: bool = False
+    _busy: int = 0
+    _wait: float = 0.001
+
+    def about_to_look(self) -> None:
+        # A ring that arrives while a look is under way may be for a row that this look cannot see.
+        self._rung = False
+
+    def worked(self) -> None:
+        self.next_look, self._wait = 0.0, 0.001
+        self._busy += 1
+        if self._asleep and self._busy >= 2:
+            self.release()
+
+    def found_nothing(self) -> None:
+        self._busy = 0
+        if not self._asleep:
+            self._asleep = self._try()
+            self._looked = not self.look_again
+            if not self._asleep:
+                self.next_look = time.monotonic() + self._wait
+                self._wait = min(self._wait * 2, QUICK)
+                return
+        if self._rung or not self._looked:
+            self._looked, self.next_look = True, 0.0
+            return
+        self._wait = 0.001
+        self.next_look = time.monotonic() + self.interval
+
+    def ring(self) -> None:
+        self.rings += 1
+        self._rung, self.next_look = True, 0.0
+
+    def release(self) -> None:
+        if self._asleep:
+            self.conn.execute(STAY_AWAKE, {"class": self.lock_class, "lane": self.lane})
+            self._asleep = False
+
+    def _try(self) -> bool:
+        row = self.conn.execute(FALL_ASLEEP, {"class": self.lock_class, "lane": self.lane}).fetchone()
+        return row is not None and bool(row[0])

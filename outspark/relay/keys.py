@@ -1,0 +1,62 @@
+"""Which keys must not be claimed now: their head waits for its next try, their destination is down, or they are parked.
+
+Only an optimisation of what the table says: a restart builds it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+
+@dataclass(slots=True)
+class BlockedKeys:
+    heads: dict[str, tuple[UUID, float]] = field(default_factory=dict)
+    """key -> (its head, when that may be tried again on the monotonic clock)"""
+    down: dict[str, set[str]] = field(default_factory=dict)
+    """destination -> keys that wait for it"""
+    down_types: dict[str, set[str]] = field(default_factory=dict)
+    """destination -> types of events without a key that wait for it"""
+    parked: set[str] = field(default_factory=set)
+
+    def wait_for_retry(self, key: str, head: UUID, due: float) -> None:
+        self.heads[key] = (head, due)
+
+    def wait_for_destination(self, destination: str, key: str | None, event_type: str) -> None:
+        if key is None:
+            self.down_types.setdefault(destination, set()).add(event_type)
+        else:
+            self.heads.pop(key, None)
+            self.down.setdefault(destination, set()).add(key)
+
+    def destination_is_back(self, destination: str) -> None:
+        self.down.pop(destination, None)
+        self.down_types.pop(destination, None)
+
+    def free(self, key: str | None) -> None:
+        if key is not None:
+            self.heads.pop(key, None)
+
+    def due(self, now: float) -> dict[UUID, str]:
+        """Heads that may be tried again, with their keys."""
+        return {head: key for key, (head, due) in self.heads.items() if due <= now}
+
+    def next_due(self) -> float | None:
+        return min((due for _, due in self.heads.values()), default=None)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.heads or key in self.parked or any(key in keys for keys in self.down.values())
+
+    def blocked(self) -> list[str]:
+        if not (self.heads or self.down or self.parked):
+            return []
+        return list(self.parked.union(self.heads, *self.down.values()))
+
+    def blocked_types(self) -> list[str]:
+        return list(set().union(*self.down_types.values())) if self.down_types else []
+
+    def clear(self) -> None:
+        self.heads.clear()
+        self.down.clear()
+        self.down_types.clear()
+        self.parked.clear()

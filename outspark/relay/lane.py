@@ -1,0 +1,107 @@
+"""A lane: it owns slots, works on them for a shift, and hands them over. Knows nothing of what hosts it."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outspark.metrics import HANDOVERS_TOTAL, Tally
+from outspark.relay import workbench
+from outspark.relay.desk import Desk
+from outspark.relay.spec import LaneSpec, databases
+
+log = logging.getLogger(__name__)
+
+LEAD = 1.0
+"""Seconds between the start of the next shift and the end of this one, for the next to get warm."""
+LONGEST_WAIT = 0.5
+
+
+@dataclass(slots=True)
+class Report:
+    """What a shift brings home; plain JSON."""
+
+    lane: int
+    shift: int
+    tally: dict[str, Any]
+    owned: dict[str, int]
+    breakers: dict[str, str]
+    problems: list[str]
+    stopped: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Lane:
+    spec: LaneSpec
+    tally: Tally = field(default_factory=Tally)
+    desks: list[Desk] = field(default_factory=list)
+
+    def run(self, until: Callable[[], bool] | None = None) -> Report:
+        """Work for one shift: until it is relieved after its time, told to stop, or `until` says so."""
+        spec = self.spec
+        started = time.monotonic()
+        ends = started + spec.relay.shift.total_seconds() + LEAD
+        # Without relief a lane works on, so that a cluster short of task slots delays nothing; but not for ever.
+        latest = ends + max(spec.relay.shift.total_seconds(), 10.0)
+        tracing = workbench.tracer(spec.environ)
+        destinations = workbench.destinations(spec.destinations)
+        self.desks = [
+            Desk(spec, url, shares, destinations, self.tally, tracing)
+            for url, shares in databases(spec.shares).items()
+        ]
+        owned: dict[str, int] = {}
+        stopped = False
+        try:
+            while not all(desk.released for desk in self.desks):
+                worked = sum(desk.step() for desk in self.desks)
+                stopped = any(desk.stopped for desk in self.desks) or (until is not None and until())
+                now = time.monotonic()
+                if stopped or now >= ends:
+                    for desk in self.desks:
+                        if stopped or desk.relieved or now >= latest:
+                            owned.update(desk.owned())
+                            self._release(desk)
+                if not worked:
+                    self._wait(ends)
+        finally:
+            for desk in self.desks:
+                if not desk.released:
+                    desk.release()
+            tracing.flush()
+        return Report(
+            lane=spec.lane,
+            shift=spec.shift,
+            tally=self.tally.to_json(),
+            owned=owned,
+            breakers={d.name: d.reason for d in destinations.values() if d.open},
+            problems=[desk.problem for desk in self.desks if desk.problem],
+            stopped=stopped,
+        )
+
+    def _release(self, desk: Desk) -> None:
+        if desk.released:
+            return
+        if desk.relieved and not desk.stopped:
+            self.tally.add(HANDOVERS_TOTAL)
+        desk.release()
+
+    def _wait(self, ends: float) -> None:
+        """Until a loop wants to look again, something arrives on a connection, or the shift ends."""
+        now = time.monotonic()
+        look = min((desk.next_look() for desk in self.desks), default=now)
+        # Past its end a lane only waits for relief, which arrives on the socket.
+        until = min(look, ends) if now < ends else look
+        wait = min(max(until - now, 0.0), LONGEST_WAIT)
+        with selectors.DefaultSelector() as selector:
+            for desk in self.desks:
+                if desk.conn is not None and not desk.released:
+                    selector.register(desk.conn.fileno(), selectors.EVENT_READ, desk)
+            for key, _ in selector.select(wait):
+                key.data.hear()

@@ -1,0 +1,167 @@
+"""One source on one lane: look, claim, publish, settle, and look again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from outspark import metrics
+from outspark.event import Event
+from outspark.relay.dispatch import Dispatcher
+from outspark.relay.doorbell import Doorbell, Polling
+from outspark.relay.settling import Settler
+from outspark.relay.source import Source
+from outspark.relay.tenure import Tenure
+
+log = logging.getLogger(__name__)
+
+BEGINNING = datetime(1, 1, 1)
+UPKEEP_INTERVAL = 1.0
+LONGEST_REAP_INTERVAL = 30.0
+
+
+@dataclass(slots=True)
+class SourceLoop:
+    """With a tenure it works on the slots it owns; without one it competes for single events."""
+
+    source: Source
+    tenure: Tenure | None
+    dispatcher: Dispatcher
+    settler: Settler
+    waking: Polling | Doorbell
+    token_prefix: str
+    _claims: int = 0
+    _next_upkeep: float = 0.0
+    _next_reap: float = 0.0
+
+    def step(self) -> int:
+        """Look once and work on what is there; how many events were settled."""
+        self.waking.about_to_look()
+        self._upkeep()
+        self._claims += 1
+        token = f"{self.token_prefix}/{self._claims}"
+        events = self._next(token)
+        if not events:
+            self.waking.found_nothing()
+            self._wake_in_time()
+            return 0
+        self._work(events, token)
+        self.waking.worked()
+        return len(events)
+
+    def warm(self) -> None:
+        """Plan and run the statements of a normal batch once, on nothing."""
+        statements = self.source.statements
+        nothing = {"slots": [], "blocked": [], "types": [], "low": BEGINNING, "limit": 0, "token": ""}
+        self.source.conn.execute(statements.claim, nothing, binary=True)
+        fence = {"ids": [], "token": "", "source": "", "slots": [], "epochs": []}
+        self.source.conn.execute(statements.deliver, fence, binary=True)
+
+    def release(self) -> None:
+        """Give the slots back in good order. The caller unlocks the session."""
+        self.waking.release()
+        if self.tenure is not None:
+            self.tenure.leave()
+
+    def _work(self, events: Sequence[Event], token: str) -> None:
+        # The leases must outlive the publishing by far.
+        budget = self.source.settings.lease_timeout.total_seconds() / 2
+        outcomes, destinations = self.dispatcher.dispatch(events, budget, self._prove)
+        self.settler.settle(events, outcomes, destinations, token)
+
+    def _prove(self) -> None:
+        if self.tenure is not None:
+            self.tenure.prove()
+
+    def _next(self, token: str) -> list[Event]:
+        if self.dispatcher.all_down():
+            return []
+        if self.tenure is not None:
+            if not self.tenure.active:
+                return []
+            suspect = self.tenure.next_suspect()
+            if suspect is not None:
+                return self._claim_ids([suspect], token)
+        due = self.source.keys.due(time.monotonic())
+        if due:
+            return self._claim_due(due, token)
+        return self._claim(token)
+
+    def _claim(self, token: str) -> list[Event]:
+        keys, settings = self.source.keys, self.source.settings
+        events = self.source.events(
+            self.source.statements.claim,
+            {
+                "slots": self.tenure.active if self.tenure is not None else [],
+                "blocked": keys.blocked(),
+                "types": keys.blocked_types(),
+                "low": BEGINNING,
+                "limit": settings.batch_size,
+                "token": token,
+            },
+        )
+        if events:
+            self.source.tally.observe(metrics.BATCH_SIZE, len(events), source=self.source.name)
+        return events
+
+    def _claim_ids(self, ids: list[UUID], token: str) -> list[Event]:
+        return self.source.events(self.source.statements.claim_ids, {"ids": ids, "token": token})
+
+    def _claim_due(self, due: dict[UUID, str], token: str) -> list[Event]:
+        """Heads whose wait is over. One that is not there any more was settled or discarded by somebody else."""
+        events = self._claim_ids(list(due), token)
+        for head in due.keys() - {event.id for event in events}:
+            self.source.keys.free(due[head])
+        return events
+
+    def _upkeep(self) -> None:
+        for destination in self.dispatcher.destinations.values():
+            if destination.probe():
+                self.source.keys.destination_is_back(destination.name)
+        now = time.monotonic()
+        grace_ends = self.tenure.grace_ends() if self.tenure is not None else None
+        if now < self._next_upkeep and (grace_ends is None or now < grace_ends):
+            return
+        self._next_upkeep = now + UPKEEP_INTERVAL
+        if self.tenure is not None:
+            self.tenure.take()
+            self._look_for_parked(self.tenure)
+        if now >= self._next_reap:
+            self._next_reap = now + min(
+                self.source.settings.lease_timeout.total_seconds() / 4, LONGEST_REAP_INTERVAL
+            )
+            self._reap()
+
+    def _look_for_parked(self, tenure: Tenure) -> None:
+        if self.source.settings.on_dead == "park" and tenure.active:
+            rows = self.source.execute("park", self.source.statements.parked, {"slots": tenure.active})
+            self.source.keys.parked = {key for (key,) in rows}
+
+    def _reap(self) -> None:
+        """Give back leases that ran out; where slots are owned, the owner of the first does it for all."""
+        if self.tenure is not None and 0 not in self.tenure.active:
+            return
+        source, settings = self.source, self.source.settings
+        while True:
+            reaped = source.upkeep.reap(
+                source.conn, settings.lease_timeout, settings.retry.max_attempts, settings.reap_batch_size
+            )
+            count = len(reaped.returned) + len(reaped.dead)
+            if count:
+                log.warning("leases ran out", extra={"source": source.name, "events": count})
+                source.tally.add(metrics.REAPED_TOTAL, count, source=source.name)
+                source.count("dead", len(reaped.dead))
+            if count < settings.reap_batch_size:
+                return
+
+    def _wake_in_time(self) -> None:
+        """Retries, probes and graces end at known times: look then, not at the next poll."""
+        times = [self.tenure.grace_ends() if self.tenure is not None else None]
+        if not self.dispatcher.all_down():
+            times.append(self.source.keys.next_due())
+        times.extend(destination.next_probe() for destination in self.dispatcher.destinations.values())
+        self.waking.next_look = min([self.waking.next_look, *(t for t in times if t is not None)])

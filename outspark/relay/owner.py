@@ -1,0 +1,64 @@
+"""Who owns a slot, written so that the next owner can tell whether the last one can still be publishing."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+_FORM = re.compile(
+    r"(?P<relay>.*) instance=(?P<instance>\S+) lane=(?P<lane>\d+) host=(?P<host>\S+) pid=(?P<pid>\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    relay: str
+    instance: str
+    lane: int
+    host: str
+    pid: int
+
+    @classmethod
+    def here(cls, relay: str, instance: str, lane: int) -> Owner:
+        return cls(relay, instance, lane, _host(), os.getpid())
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        match = _FORM.fullmatch(text)
+        if match is None:
+            return None
+        return cls(match["relay"], match["instance"], int(match["lane"]), match["host"], int(match["pid"]))
+
+    def __str__(self) -> str:
+        return f"{self.relay} instance={self.instance} lane={self.lane} host={self.host} pid={self.pid}"
+
+    def has_ended(self) -> bool:
+        """True only when it is certain that this owner publishes nothing any more.
+
+        A process of ours hosts one lane at a time, so an owner in this very process has ended; so has one whose
+        process is gone. Of another machine nothing is known.
+        """
+        if self.host != _host():
+            return False
+        return self.pid == os.getpid() or not _alive(self.pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _host() -> str:
+    """Host name and, where the system has them, the namespace of process ids: two containers share no pids."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:").strip("[]")
+    except OSError:
+        namespace = "-"
+    return f"{socket.gethostname()}/{namespace}"

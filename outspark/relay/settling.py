@@ -1,0 +1,142 @@
+"""From outcomes to what the table says: one fenced transaction per batch, and the keys that a failure blocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+from uuid import UUID
+
+from outspark import backoff, metrics
+from outspark.contracts.contract import Settlement
+from outspark.event import Event
+from outspark.outcome import Dead, Delivered, Held, Outcome, Retry, Skipped
+from outspark.relay.breaker import Destination
+from outspark.relay.source import Source
+from outspark.relay.tenure import Tenure
+
+log = logging.getLogger(__name__)
+
+MAX_ERROR = 2000
+NO_FENCE: dict[str, Any] = {"source": "", "slots": [], "epochs": []}
+
+
+@dataclass(slots=True)
+class Settler:
+    """Settles the batches of one source. Without a tenure keys mean nothing, and only tokens fence."""
+
+    source: Source
+    tenure: Tenure | None
+
+    def settle(
+        self,
+        events: Sequence[Event],
+        outcomes: Sequence[Outcome],
+        destinations: Sequence[Destination | None],
+        token: str,
+    ) -> None:
+        """OwnershipLost when the slots belong to somebody else; single leases that were lost are only counted."""
+        delivered: list[Event] = []
+        rest: list[Settlement] = []
+        for event, outcome, destination in zip(events, outcomes, destinations, strict=True):
+            if isinstance(outcome, Delivered):
+                delivered.append(event)
+            else:
+                rest.append(self._settlement(event, outcome, destination))
+        changed = self._write([event.id for event in delivered], rest, token)
+        self._count(delivered, outcomes, lost=len(events) - changed)
+        for event in delivered if self.source.keys.heads else ():
+            self.source.keys.free(event.key)
+
+    def _write(self, delivered: list[UUID], rest: Sequence[Settlement], token: str) -> int:
+        if not rest:
+            changed = self._deliver(delivered, token)
+        else:
+            with self.source.conn.transaction():
+                changed = self._deliver(delivered, token) if delivered else 0
+                changed += self._put_back(rest, token)
+        if changed == 0 and self.tenure is not None:
+            self.tenure.slots.prove()
+        return changed
+
+    def _deliver(self, ids: list[UUID], token: str) -> int:
+        parameters = {"ids": ids, "token": token, **self._fence()}
+        return len(self.source.execute("settle", self.source.statements.deliver, parameters))
+
+    def _put_back(self, rest: Sequence[Settlement], token: str) -> int:
+        parameters = {
+            "ids": [one.id for one in rest],
+            "states": [one.state for one in rest],
+            "counts": [int(one.counted) for one in rest],
+            "waits": [None if one.wait is None else one.wait.total_seconds() for one in rest],
+            "errors": [one.error for one in rest],
+            "token": token,
+            **self._fence(),
+        }
+        return len(self.source.execute("settle", self.source.statements.settle, parameters))
+
+    def _fence(self) -> dict[str, Any]:
+        return NO_FENCE if self.tenure is None else self.tenure.fence()
+
+    def _settlement(self, event: Event, outcome: Outcome, destination: Destination | None) -> Settlement:
+        match outcome:
+            case Held():
+                return Settlement(event.id, "ready")
+            case Skipped(reason):
+                self.source.keys.free(event.key)
+                return Settlement(event.id, "done", error=f"skipped: {reason}")
+            case Dead(error):
+                return self._dead(event, error)
+            case Retry(error, counted=False):
+                if destination is not None:
+                    self.source.keys.wait_for_destination(destination.name, self._key(event), event.type)
+                return Settlement(event.id, "ready", error=error[:MAX_ERROR])
+            case Retry():
+                return self._retry(event, outcome)
+            case Delivered():
+                raise AssertionError("delivered events are settled together")
+            case _:
+                assert_never(outcome)
+
+    def _retry(self, event: Event, outcome: Retry) -> Settlement:
+        policy = self.source.settings.retry
+        failures = event.attempts + 1
+        if failures >= policy.max_attempts:
+            return self._dead(event, f"gave up after {failures} attempts: {outcome.error}")
+        wait = outcome.after or backoff.delay(
+            failures, base=policy.base_delay, cap=policy.max_delay, jitter=policy.jitter
+        )
+        key = self._key(event)
+        if key is not None:
+            self.source.keys.wait_for_retry(key, event.id, time.monotonic() + wait.total_seconds())
+        return Settlement(event.id, "ready", counted=True, wait=wait, error=outcome.error[:MAX_ERROR])
+
+    def _dead(self, event: Event, error: str) -> Settlement:
+        log.error("event is dead", extra={"source": self.source.name, "event": str(event.id), "error": error})
+        self.source.keys.free(event.key)
+        key = self._key(event)
+        if key is not None and self.source.settings.on_dead == "park":
+            self.source.keys.parked.add(key)
+        return Settlement(event.id, "dead", counted=True, error=error[:MAX_ERROR])
+
+    def _key(self, event: Event) -> str | None:
+        return None if self.tenure is None else event.key
+
+    def _count(self, delivered: Sequence[Event], outcomes: Sequence[Outcome], lost: int) -> None:
+        name, tally = self.source.name, self.source.tally
+        if lost:
+            log.warning("leases were lost", extra={"source": name, "events": lost})
+            tally.add(metrics.LEASES_LOST_TOTAL, lost, source=name)
+        self.source.count("delivered", len(delivered))
+        if len(delivered) < len(outcomes):
+            for kind, count in Counter(map(type, outcomes)).items():
+                if kind is Held:
+                    tally.add(metrics.HELD_TOTAL, count, source=name)
+                elif kind is not Delivered:
+                    self.source.count(kind.__name__.lower(), count)
+        now = time.time()
+        ages = [max(now - event.created_at.timestamp(), 0.0) for event in delivered]
+        tally.observe_many(metrics.E2E_LATENCY, ages, source=name)

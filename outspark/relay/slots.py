@@ -1,0 +1,112 @@
+"""Ownership of slots: a session lock finds a dead owner at once, an epoch in `outspark_slots` fences a living one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+import psycopg
+
+from outspark.contracts import slots as statements
+from outspark.contracts.names import TableName, lock_class
+from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
+from outspark.relay.connection import Connection
+from outspark.relay.owner import Owner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One slot as it came to us. `settled` means that its last owner cannot be publishing any more."""
+
+    slot: int
+    clean: bool
+    settled: bool
+
+
+@dataclass(slots=True)
+class Slots:
+    """The slots of one source on one lane's connection. Gone with the connection; make a new one after a loss."""
+
+    conn: Connection
+    table: TableName
+    wanted: tuple[int, ...]
+    count: int
+    owner: Owner
+    epochs: dict[int, int] = field(default_factory=dict)
+    proved: float = 0.0
+
+    @property
+    def source(self) -> str:
+        return str(self.table)
+
+    def prepare(self) -> None:
+        """Make sure of the table, and that nobody splits the keys of this outbox into another number of slots."""
+        _ensure_table(self.conn, self.table)
+        row = self.conn.execute(
+            statements.LAYOUT, {"class": lock_class("layout", self.table), "count": self.count}
+        ).fetchone()
+        if row is not None and row[1] is not None:
+            raise SettingsError(
+                f"slots = {self.count} for {self.table}, but another relay on this table works with slots = {row[1]}; "
+                "give both the same number, or stop the other one first"
+            )
+
+    def take(self) -> list[Taken]:
+        """Take what is free among the wanted slots that we do not own yet."""
+        missing = [slot for slot in self.wanted if slot not in self.epochs]
+        if not missing:
+            return []
+        tried = self.conn.execute(
+            statements.TRY_LOCKS, {"class": lock_class("slot", self.table), "slots": missing}
+        ).fetchall()
+        free = [slot for slot, locked in tried if locked]
+        if not free:
+            return []
+        rows = self.conn.execute(
+            statements.compose(statements.TAKE, self.table),
+            {"source": self.source, "slots": free, "owner": str(self.owner)},
+        ).fetchall()
+        self.proved = time.monotonic()
+        self.epochs.update({slot: epoch for slot, epoch, _, _ in rows})
+        return [Taken(slot, clean, clean or _ended(before)) for slot, _, before, clean in rows]
+
+    def prove(self) -> None:
+        """OwnershipLost unless every slot is still ours."""
+        row = self.conn.execute(
+            statements.compose(statements.PROVE, self.table),
+            {"source": self.source, "slots": list(self.epochs), "epochs": list(self.epochs.values())},
+        ).fetchone()
+        if row is None or not row[0]:
+            raise OwnershipLost(f"slots of {self.table} were taken by another owner")
+        self.proved = time.monotonic()
+
+    def leave(self) -> None:
+        """Mark the slots as left in good order. The locks themselves go with `pg_advisory_unlock_all`."""
+        if self.epochs:
+            self.conn.execute(
+                statements.compose(statements.LEAVE, self.table),
+                {"source": self.source, "slots": list(self.epochs), "epochs": list(self.epochs.values())},
+            )
+            self.epochs.clear()
+
+
+def _ended(owner: str | None) -> bool:
+    parsed = Owner.parse(owner) if owner else None
+    return parsed is not None and parsed.has_ended()
+
+
+def _ensure_table(conn: Connection, outbox: TableName) -> None:
+    name = statements.slots_table(outbox).identifier.as_string(conn)
+    row = conn.execute(statements.EXISTS, {"name": name}).fetchone()
+    if row is not None and row[0]:
+        return
+    create = statements.compose(statements.CREATE, outbox)
+    try:
+        conn.execute(create)
+    except psycopg.errors.UniqueViolation:
+        log.debug("outspark_slots was created by another lane at the same moment")
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SlotsTableMissing(create) from error

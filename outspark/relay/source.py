@@ -1,0 +1,52 @@
+"""One source as a lane works on it: its connection, its statements, what is blocked and what is counted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from outspark import metrics
+from outspark.contracts.contract import LaneStatements
+from outspark.contracts.upkeep import Upkeep
+from outspark.event import Event
+from outspark.metrics import Tally
+from outspark.relay.connection import Connection
+from outspark.relay.keys import BlockedKeys
+from outspark.settings import SourceSettings
+
+
+@dataclass(slots=True)
+class Source:
+    name: str
+    settings: SourceSettings
+    conn: Connection
+    statements: LaneStatements
+    upkeep: Upkeep
+    tally: Tally
+    keys: BlockedKeys = field(default_factory=BlockedKeys)
+    answered: float = 0.0
+    """When the database last answered on this connection, on the monotonic clock."""
+
+    def execute(self, op: str, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        started = time.monotonic()
+        rows = self.conn.execute(statement, parameters, binary=True).fetchall()
+        self.answered = time.monotonic()
+        self.tally.observe(metrics.STORAGE_LATENCY, self.answered - started, source=self.name, op=op)
+        return rows
+
+    def events(self, statement: str, parameters: dict[str, Any]) -> list[Event]:
+        """Claimed events in their order: RETURNING promises none."""
+        events = [Event(*row) for row in self.execute("claim", statement, parameters)]
+        events.sort(key=_order)
+        return events
+
+    def count(self, status: str, events: int) -> None:
+        if events:
+            self.tally.add(metrics.EVENTS_TOTAL, events, source=self.name, status=status)
+
+
+def _order(event: Event) -> tuple[datetime, UUID]:
+    return event.created_at, event.id

@@ -1,0 +1,124 @@
+"""The time in which a lane owns slots of a source: taking them, waiting out a ghost, adopting, proving, leaving."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from outspark import metrics
+from outspark.relay.slots import Slots, Taken
+from outspark.relay.source import Source
+
+log = logging.getLogger(__name__)
+
+ADOPTED = "the relay ended while this event was in flight"
+
+
+@dataclass(slots=True)
+class Tenure:
+    """`active` are the slots to claim from: owned, and past the grace after an owner that vanished."""
+
+    source: Source
+    slots: Slots
+    hold: float
+    grace: float
+    active: list[int] = field(default_factory=list)
+    suspects: list[tuple[UUID, str | None]] = field(default_factory=list)
+    """What a vanished owner had in flight, oldest first. They go out one by one, so that one that kills its lane is
+    found out and those that travelled with it are not blamed."""
+    _graced: list[tuple[float, Taken]] = field(default_factory=list)
+
+    def take(self) -> bool:
+        """Take free slots and begin with those whose grace is over; True when there are new ones to claim from."""
+        now = time.monotonic()
+        for slot in self.slots.take():
+            self._graced.append((now if slot.settled else now + self.grace, slot))
+            if not slot.settled:
+                log.warning(
+                    "the last owner of this slot vanished and may still be publishing; waiting",
+                    extra={"source": self.source.name, "slot": slot.slot, "seconds": self.grace},
+                )
+        ready = [taken for due, taken in self._graced if due <= now]
+        if ready:
+            self._graced = [(due, taken) for due, taken in self._graced if due > now]
+            self._begin(ready)
+        return bool(ready)
+
+    def grace_ends(self) -> float | None:
+        return min((due for due, _ in self._graced), default=None)
+
+    def fence(self) -> dict[str, Any]:
+        return {
+            "source": self.slots.source,
+            "slots": self.active,
+            "epochs": [self.slots.epochs[slot] for slot in self.active],
+        }
+
+    def prove(self) -> None:
+        """A publish cannot be fenced, so ownership is proved again when the last proof is old; OwnershipLost if not."""
+        if time.monotonic() - max(self.slots.proved, self.source.answered) > self.hold:
+            self.slots.prove()
+
+    def leave(self) -> None:
+        self.slots.leave()
+        self.active, self._graced = [], []
+        self.suspects.clear()
+        self.source.keys.clear()
+
+    def next_suspect(self) -> UUID | None:
+        """The next suspect that may go out; one whose key is blocked joins the others when its turn comes."""
+        while self.suspects:
+            suspect, key = self.suspects.pop(0)
+            if key is not None and key in self.source.keys:
+                continue
+            if self.source.settings.lease == "row" or self._count_attempt(suspect):
+                return suspect
+        return None
+
+    def _begin(self, ready: list[Taken]) -> None:
+        slots = [taken.slot for taken in ready]
+        self.active = sorted({*self.active, *slots})
+        now = time.monotonic()
+        for head, key, seconds in self.source.execute(
+            "take", self.source.statements.waiting, {"slots": slots}
+        ):
+            self.source.keys.wait_for_retry(key, head, now + seconds)
+        unclean = [taken.slot for taken in ready if not taken.clean]
+        if unclean:
+            self._adopt(unclean)
+
+    def _adopt(self, slots: list[int]) -> None:
+        settings, statements = self.source.settings, self.source.statements
+        if settings.lease == "slot":
+            rows = self.source.execute(
+                "adopt", statements.suspects, {"slots": slots, "limit": settings.batch_size}
+            )
+            dead = 0
+        else:
+            limits = {"max_attempts": settings.retry.max_attempts, "error": ADOPTED}
+            adopted = self.source.execute("adopt", statements.adopt, {"slots": slots, **limits})
+            rows = [(event, key) for event, key, is_dead in adopted if not is_dead]
+            dead = len(adopted) - len(rows)
+        self.suspects.extend((event, key) for event, key in rows)
+        self.source.count("dead", dead)
+        if rows or dead:
+            self.source.tally.add(metrics.ADOPTED_TOTAL, len(rows) + dead, source=self.source.name)
+            log.warning(
+                "adopted events of an owner that vanished",
+                extra={"source": self.source.name, "events": len(rows) + dead, "dead": dead},
+            )
+
+    def _count_attempt(self, suspect: UUID) -> bool:
+        """Without a mark on the row, the attempt is counted before the event goes out; False when it was the last."""
+        parameters = {
+            "ids": [suspect],
+            "max_attempts": self.source.settings.retry.max_attempts,
+            "error": ADOPTED,
+        }
+        rows = self.source.execute("adopt", self.source.statements.count, {**parameters, **self.fence()})
+        alive = [dead for _, dead in rows if not dead]
+        self.source.count("dead", len(rows) - len(alive))
+        return bool(alive)

@@ -1,0 +1,68 @@
+"""What a process keeps from one shift to the next: connections and publishers, warm and ready."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import psycopg
+
+from outspark.publishers import open_publisher
+from outspark.relay.breaker import Destination
+from outspark.relay.connection import Connection, connect
+from outspark.settings import DestinationSettings
+from outspark.telemetry import Tracing, tracing
+
+log = logging.getLogger(__name__)
+
+_connections: dict[str, Connection] = {}
+_destinations: dict[tuple[str, str], Destination] = {}
+_tracing: Tracing | None = None
+
+
+def connection(url: str, name: str) -> Connection:
+    """The connection of this process to a database. One that was kept is pinged first: it may have died since."""
+    conn = _connections.get(url)
+    if conn is not None and not _answers(conn):
+        discard(url)
+        conn = None
+    if conn is None:
+        conn = _connections[url] = connect(url, name)
+    return conn
+
+
+def discard(url: str) -> None:
+    conn = _connections.pop(url, None)
+    if conn is not None:
+        conn.close()
+
+
+def destinations(settings: Mapping[str, DestinationSettings]) -> dict[str, Destination]:
+    return {name: _destination(name, destination) for name, destination in settings.items()}
+
+
+def tracer(environ: Mapping[str, str]) -> Tracing:
+    global _tracing
+    if _tracing is None:
+        _tracing = tracing(environ)
+    return _tracing
+
+
+def _destination(name: str, settings: DestinationSettings) -> Destination:
+    url = settings.url.get_secret_value() if settings.url else ""
+    key = (name, f"{url} {settings.model_dump_json()}")
+    if key not in _destinations:
+        publisher = open_publisher(name, settings)
+        _destinations[key] = Destination(name, publisher, settings.publish_timeout.total_seconds())
+    return _destinations[key]
+
+
+def _answers(conn: Connection) -> bool:
+    if conn.closed or conn.broken:
+        return False
+    try:
+        conn.execute("SELECT 1")
+    except psycopg.Error as error:
+        log.info("a kept connection had died", extra={"error": str(error).strip()})
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""Where an event goes: patterns on its type choose destination and topic; a transform changes or drops it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from string import Formatter
+
+from outspark.errors import EventInvalid, SettingsError
+from outspark.event import Event
+from outspark.settings import RouteSettings
+
+Transform = Callable[[Event], Event | None]
+"""Returns the event, changed or not, or None to skip it."""
+
+_PLACEHOLDERS = ("type", "key")
+# Types are few in a sound system; one that puts an id into each type must not grow the cache for ever.
+_CACHE_SIZE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    destination: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    matches: Callable[[str], re.Match[str] | None]
+    destination: str
+    topic: str
+    by_key: bool
+
+
+class Router:
+    """The routes of one source; the first that matches wins. Without routes all goes to the only destination.
+
+    Patterns are those of file names: `*` stands for any characters, dots included, so that `order.*` matches
+    `order.created` and `order.item.added`; `?` is one character, `[ab]` one of these. Case matters.
+    """
+
+    def __init__(self, routes: Sequence[RouteSettings], destinations: Collection[str], source: str) -> None:
+        numbered = list(enumerate(routes)) or [(0, RouteSettings.model_validate({}))]
+        rules = [(route.source, _rule(index, route, destinations)) for index, route in numbered]
+        self._source = source
+        self._rules = [rule for only, rule in rules if only in (None, source)]
+        self._routes: dict[str, Route] = {}
+
+    def route(self, event_type: str, key: str | None) -> Route:
+        """EventInvalid when no route matches, or the topic needs a key that the event has not."""
+        return self._routes.get(event_type) or self._find(event_type, key)
+
+    def _find(self, event_type: str, key: str | None) -> Route:
+        rule = next((rule for rule in self._rules if rule.matches(event_type)), None)
+        if rule is None:
+            raise EventInvalid(
+                f"no route matches event_type {event_type!r} of source {self._source!r}; add one, such as "
+                f'[[routes]] match = "{event_type}"'
+            )
+        if rule.by_key:
+            if key is None:
+                raise EventInvalid(f"topic {rule.topic!r} needs a partition_key, and the event has none")
+            return Route(rule.destination, rule.topic.format(type=event_type, key=key))
+        if len(self._routes) >= _CACHE_SIZE:
+            self._routes.clear()
+        route = Route(rule.destination, rule.topic.format(type=event_type))
+        self._routes[event_type] = route
+        return route
+
+
+def load_transform(name: str) -> Transform:
+    """The function that `module:function` names; SettingsError when there is none."""
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise SettingsError(f'transform = "{name}" is not of the form "module:function"')
+    found: object = _import(name, module_name)
+    for attribute in path.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError as error:
+            raise SettingsError(f'transform = "{name}": module {module_name} has no {path}') from error
+    if not callable(found):
+        raise SettingsError(f'transform = "{name}" is not a function but {type(found).__name__}')
+    return found
+
+
+def _import(name: str, module_name: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f'transform = "{name}": there is no module {error.name}; is its folder on PYTHONPATH?'
+        ) from error
+    except Exception as error:
+        raise SettingsError(f'transform = "{name}": importing {module_name} failed: {error}') from error
+
+
+def _rule(index: int, route: RouteSettings, destinations: Collection[str]) -> _Rule:
+    return _Rule(
+        matches=re.compile(translate(route.match)).match,
+        destination=_destination(index, route, destinations),
+        topic=route.topic,
+        by_key="key" in _placeholders(index, route.topic),
+    )
+
+
+def _destination(index: int, route: RouteSettings, destinations: Collection[str]) -> str:
+    names = ", ".join(sorted(destinations)) or "(none)"
+    if route.destination is None:
+        if len(destinations) != 1:
+            raise SettingsError(f"routes[{index}].destination is needed; the destinations are: {names}")
+        return next(iter(destinations))
+    if route.destination not in destinations:
+        raise SettingsError(f"routes[{index}].destination = {route.destination!r} is not one of: {names}")
+    return route.destination
+
+
+def _placeholders(index: int, topic: str) -> set[str]:
+    where = f"routes[{index}].topic = {topic!r}"
+    allowed = "allowed are {type} and {key}, and {{ and }} for braces"
+    try:
+        parts = list(Formatter().parse(topic))
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}; {allowed}") from error
+    found = set()
+    for _, field, format_spec, conversion in parts:
+        if field is None:
+            continue
+        if field not in _PLACEHOLDERS or format_spec or conversion:
+            raise SettingsError(f"{where}: unknown placeholder {{{field}}}; {allowed}")
+        found.add(field)
+    if not topic:
+        raise SettingsError(f"{where} is empty; {allowed}")
+    return found

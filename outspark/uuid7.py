@@ -1,0 +1,65 @@
+"""Time-ordered ids (RFC 9562, version 7) that rise within a process, also inside one millisecond.
+
+48 bits milliseconds │ version 7 │ 12 bits counter, high │ variant │ 30 bits counter, low │ 32 bits random
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+_COUNTER_BITS = 42
+_VERSION_AND_VARIANT = 7 << 76 | 0b10 << 62
+
+
+def _milliseconds() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Uuid7:
+    """A source of ids, each greater than the one before, even when the clock stands still or goes back."""
+
+    def __init__(self, clock: Callable[[], int] = _milliseconds) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._time = -1
+        self._counter = 0
+
+    def __call__(self) -> UUID:
+        with self._lock:
+            self._advance(self._clock())
+            time, counter = self._time, self._counter
+        high, low = divmod(counter, 1 << 30)
+        return UUID(int=time << 80 | _VERSION_AND_VARIANT | high << 64 | low << 32 | secrets.randbits(32))
+
+    def _advance(self, now: int) -> None:
+        if now > self._time:
+            self._restart(now)
+        elif self._counter + 1 < 1 << _COUNTER_BITS:
+            self._counter += 1
+        else:
+            self._restart(self._time + 1)
+
+    def _restart(self, time: int) -> None:
+        # The top bit stays free: a millisecond has room for 2 x 10^12 more ids wherever the count starts.
+        self._time, self._counter = time, secrets.randbits(_COUNTER_BITS - 1)
+
+
+_source = Uuid7()
+
+
+def uuid7() -> UUID:
+    return _source()
+
+
+def _renew() -> None:
+    global _source
+    _source = Uuid7()
+
+
+# A forked child would go on with its parent's counter, and wait for ever if the lock was held at that moment.
+os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,64 @@
+"""What tests share: a PostgreSQL and a NATS a session, a fresh database a test, and the parts it needs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from outspark.embedded.nats import Nats
+from outspark.embedded.postgres import Postgres
+from tests.databases import Database
+from tests.parts import missing
+
+# No test loses power, so nothing here needs fsync; a crash of the server alone is survived without it.
+_OPTIONS = {"max_connections": "300", "fsync": "off"}
+_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "faults: kills, outages and restarts on purpose; `make faults` runs these"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for part in marker.args:
+            if lack := missing(part):
+                _skip_or_fail(f"needs {part}: {lack}")
+
+
+def _skip_or_fail(reason: str) -> None:
+    if os.environ.get("OUTSPARK_REQUIRE_ALL") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """Shared by all tests of the session: do not stop it, start your own `Postgres()` for that."""
+    with Postgres(options=_OPTIONS) as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres_server: Postgres) -> Iterator[Database]:
+    name = f"test_{next(_numbers)}"
+    with psycopg.connect(postgres_server.url(), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        fresh = Database(postgres_server.url(name))
+        yield fresh
+        fresh.close()
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[Nats]:
+    """Shared by all tests of the session: name streams and subjects after the test, and do not stop it."""
+    with Nats() as server:
+        yield server

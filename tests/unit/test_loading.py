@@ -1,0 +1,310 @@
+"""Settings from files, the environment and flags, and the exact words for what is wrong in them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from outspark.errors import SettingsError
+from outspark.layers import Given
+from outspark.loading import load, pick_source
+from outspark.redaction import redact
+
+URL = "postgresql://ada:s3cret@db/shop"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "outspark.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(path: Path | None = None, environ: dict[str, str] | None = None, **overrides: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(path, environ or {}, overrides)
+    assert "s3cret" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing_at_all_gives_the_defaults(folder: Path) -> None:
+    settings = load()
+    assert settings.relay.lanes == 2
+    assert settings.sources == {}
+
+
+def test_environment_beats_file_and_flags_beat_both(folder: Path) -> None:
+    write(folder, f'[relay]\nlanes = 2\nshift = "20s"\n[sources.orders]\nurl = "{URL}"\n[server]\nport = 1\n')
+    settings = load(
+        None,
+        {
+            "OUTSPARK__RELAY__LANES": "4",
+            "OUTSPARK__SERVER__PORT": "2",
+            "OUTSPARK__SOURCES__ORDERS__SLOTS": "32",
+        },
+        {"server.port": 3, "source.table": "public.outbox"},
+    )
+    assert settings.relay.lanes == 4
+    assert settings.relay.shift == timedelta(seconds=20)
+    assert settings.server.port == 3
+    assert settings.sources["orders"].slots == 32
+    assert settings.sources["orders"].table == "public.outbox"
+
+
+def test_an_environment_name_finds_a_source_whatever_its_case_and_dashes(folder: Path) -> None:
+    write(folder, f'[sources.Billing-Events]\nurl = "{URL}"\n')
+    settings = load(None, {"OUTSPARK__SOURCES__BILLING_EVENTS__BATCH_SIZE": "7"})
+    assert list(settings.sources) == ["Billing-Events"]
+    assert settings.sources["Billing-Events"].batch_size == 7
+
+
+def test_routes_and_options_come_as_json(folder: Path) -> None:
+    environ = {
+        "OUTSPARK__DESTINATIONS__BUS__TYPE": "nats",
+        "OUTSPARK__DESTINATIONS__BUS__URL": "nats://127.0.0.1:4222",
+        "OUTSPARK__DESTINATIONS__BUS__OPTIONS__MAX_RECONNECT_ATTEMPTS": "3",
+        "OUTSPARK__ROUTES": '[{"match": "order.*", "topic": "orders.{type}"}]',
+    }
+    settings = load(None, environ)
+    assert settings.destinations["bus"].options == {"max_reconnect_attempts": 3}
+    assert settings.routes[0].topic == "orders.{type}"
+    assert load(None, environ, {"routes": [{"topic": "all"}]}).routes[0].topic == "all"
+
+
+def test_a_file_takes_secrets_from_the_environment(folder: Path) -> None:
+    write(folder, '[sources.orders]\nurl = "postgresql://ada:${PGPASS}@db/shop"\ntable = "price$$"\n')
+    source = load(None, {"PGPASS": "s3cret"}).sources["orders"]
+    assert source.url.get_secret_value() == URL
+    assert source.table == "price$"
+
+
+def test_an_open_outbox_relay_moves_in_unchanged(folder: Path) -> None:
+    settings = load(
+        None,
+        {
+            "STORAGE_TYPE": "postgres",
+            "STORAGE_URL": "postgres://ada:s3cret@db:5432/shop?sslmode=disable&pool_max_conns=10",
+            "STORAGE_TABLE_NAME": "events",
+            "PUBLISHER_TYPE": "nats",
+            "PUBLISHER_URL": "nats://bus:4222",
+            "RELAY_ID": "",
+            "POLL_INTERVAL": "250ms",
+            "LEASE_TIMEOUT": "1m30s",
+            "REAP_BATCH_SIZE": "50",
+            "RETRY_MAX_ATTEMPTS": "5",
+            "RETRY_BASE_DELAY": "2s",
+            "RETRY_MAX_DELAY": "1h",
+            "RETRY_JITTER": "0.5",
+            "HEALTH_CHECK_INTERVAL": "9s",
+            "SERVER_PORT": ":9090",
+            "NATS_PUBLISH_TIMEOUT": "3s",
+            "NATS_CONNECTION_TIMEOUT": "10s",
+            "KAFKA_COMPRESSION": "snappy",
+            "OTEL_TRACES_EXPORTER": "none",
+        },
+    )
+    source, destination = settings.sources["default"], settings.destinations["default"]
+    assert source.url.get_secret_value() == "postgres://ada:s3cret@db:5432/shop?sslmode=disable"
+    assert (source.table, source.batch_size, source.reap_batch_size) == ("events", 100, 50)
+    assert source.poll_interval == timedelta(milliseconds=250)
+    assert source.lease_timeout == timedelta(seconds=90)
+    assert source.retry.max_attempts == 5
+    assert source.retry.base_delay == timedelta(seconds=2)
+    assert source.retry.max_delay == timedelta(hours=1)
+    assert source.retry.jitter == 0.5
+    assert destination.type == "nats"
+    assert destination.url is not None
+    assert destination.publish_timeout == timedelta(seconds=3)
+    assert (settings.server.host, settings.server.port) == ("127.0.0.1", 9090)
+    assert settings.server.health_check_interval == timedelta(seconds=9)
+    assert settings.relay.id
+
+
+def test_the_shortest_open_outbox_environment_prints_to_stdout(folder: Path) -> None:
+    settings = load(None, {"STORAGE_URL": URL, "PUBLISHER_URL": "nats://ignored:4222"})
+    assert settings.destinations["default"].type == "stdout"
+    assert settings.destinations["default"].url is None
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("8081", "127.0.0.1", 8081), ("0.0.0.0:80", "0.0.0.0", 80), ("[::1]:80", "::1", 80)],
+)
+def test_server_port_may_carry_an_address(folder: Path, text: str, host: str, port: int) -> None:
+    settings = load(None, {"STORAGE_URL": URL, "SERVER_PORT": text})
+    assert (settings.server.host, settings.server.port) == (host, port)
+
+
+def test_a_file_with_sources_leaves_the_open_outbox_names_alone(folder: Path) -> None:
+    write(folder, f'[sources.orders]\nurl = "{URL}"\n')
+    settings = load(None, {"STORAGE_URL": "postgres://elsewhere/db", "BATCH_SIZE": "9"})
+    assert list(settings.sources) == ["orders"]
+    assert settings.sources["orders"].batch_size == 500
+
+
+def test_to_sends_everything_to_one_destination(folder: Path) -> None:
+    write(
+        folder,
+        '[destinations.a]\ntype = "null"\n[destinations.b]\ntype = "null"\n'
+        '[[routes]]\nmatch = "order.*"\ndestination = "b"\ntopic = "o"\n',
+    )
+    settings = load(None, {}, {"to": "nats://bus:4222"})
+    assert list(settings.destinations) == ["default"]
+    assert settings.routes[0].destination is None
+    assert settings.routes[0].topic == "o"
+
+
+def test_everything_wrong_is_said_at_once(folder: Path) -> None:
+    write(
+        folder,
+        """
+        lanes = 3
+        [relay]
+        lanes = "many"
+        shfit = "10s"
+        grace = "soon"
+        [sources.orders]
+        url = "postgresql://ada:${NOWHERE}@db/shop"
+        ordering = "keys"
+        [sources.orders.retry]
+        jitter = 2
+        [sources.billing]
+        table = "t"
+        """,
+    )
+    assert refusal(environ={"OUTSPARK__SERVER__PORT": "70000"}) == (
+        "9 settings are wrong:\n"
+        "  sources.orders.url (outspark.toml): the environment variable NOWHERE is not set\n"
+        "  relay.lanes = 'many' (outspark.toml): must be a whole number from 1 to 256\n"
+        "  relay.grace = 'soon' (outspark.toml): not a duration: 'soon'; write a number with a unit, such as"
+        " 500ms, 30s, 3m, 12h or 7d\n"
+        "  relay.shfit (outspark.toml): unknown key; did you mean shift?\n"
+        "  server.port = '70000' (environment variable OUTSPARK__SERVER__PORT): must be a whole number"
+        " from 0 to 65535\n"
+        '  sources.orders.ordering = \'keys\' (outspark.toml): must be "key" or "none"\n'
+        "  sources.orders.retry.jitter = 2 (outspark.toml): must be a number from 0 to 1\n"
+        "  sources.billing.url is needed. PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.\n"
+        "  lanes (outspark.toml): unknown key; did you mean relay.lanes?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "overrides", "message"),
+    [
+        (
+            {"STORAGE_URL": URL, "PUBLISHER_TYPE": "kafka"},
+            {},
+            "destinations.default.type = 'kafka' (environment variable PUBLISHER_TYPE): kafka is not "
+            "supported yet; today it must be nats, stdout or null",
+        ),
+        (
+            {"STORAGE_URL": URL, "STORAGE_TYPE": "mysql"},
+            {},
+            "STORAGE_TYPE = 'mysql' (environment variable): must be postgres",
+        ),
+        (
+            {"STORAGE_URL": URL, "PUBLISHER_TYPE": "nats"},
+            {},
+            "destinations.default.url is needed for type 'nats', such as nats://host:port",
+        ),
+        (
+            {"STORAGE_URL": "mysql://ada:s3cret@db/shop"},
+            {},
+            "sources.default.url = mysql://ada:***@db/shop (environment variable STORAGE_URL): "
+            "must be a URL as postgresql://user@host/db",
+        ),
+        (
+            {"STORAGE_URL": URL},
+            {
+                "source.lease": Given("slot", "flag --lease"),
+                "source.ordering": Given("none", "flag --ordering"),
+            },
+            'sources.default: lease = "slot" needs ordering = "key": without slots nothing owns an event',
+        ),
+        (
+            {},
+            {"relay.lanes": Given(0, "flag --lanes")},
+            "relay.lanes = 0 (flag --lanes): must be a whole number from 1 to 256",
+        ),
+        (
+            {},
+            {"to": Given("kafka://b", "flag --to")},
+            "destinations.default.type = 'kafka' (flag --to): kafka is not "
+            "supported yet; today it must be nats, stdout or null",
+        ),
+        (
+            {"OUTSPARK__ROUTES": '[{"macth": "a"}]'},
+            {},
+            "routes[0].macth (environment variable OUTSPARK__ROUTES): unknown key; did you mean match?",
+        ),
+        (
+            {"OUTSPARK__SOURCES__A__URL": URL, "OUTSPARK__SOURCES__A__PASWORD": "s3cret"},
+            {},
+            "sources.a.pasword (environment variable OUTSPARK__SOURCES__A__PASWORD): unknown key; known are: "
+            "url, contract, table, ordering, lease, slots, batch_size, poll_interval, lease_timeout, "
+            "reap_batch_size, on_dead, doorbell, retry, transform",
+        ),
+        (
+            {"OUTSPARK__RELAY": "x"},
+            {},
+            "relay = 'x' (environment variable OUTSPARK__RELAY): must be a table",
+        ),
+    ],
+)
+def test_one_thing_wrong(
+    folder: Path, environ: dict[str, str], overrides: dict[str, object], message: str
+) -> None:
+    assert refusal(None, environ, **overrides) == f"a setting is wrong:\n  {message}"
+
+
+def test_a_flag_for_one_of_several_sources_needs_a_name(folder: Path) -> None:
+    write(folder, f'[sources.a]\nurl = "{URL}"\n[sources.b]\nurl = "{URL}"\n')
+    message = refusal(None, {}, **{"source.table": Given("t", "flag --table")})
+    assert message == "a setting is wrong:\n  flag --table needs --source, because there are several: a, b"
+
+
+def test_files_that_cannot_be_read(folder: Path) -> None:
+    assert refusal(Path("none.toml")) == "cannot read the settings file none.toml: No such file or directory"
+    write(folder, "[relay\n")
+    assert refusal().startswith("outspark.toml is not a TOML file: ")
+
+
+def test_picking_a_source(folder: Path) -> None:
+    one = load(None, {"STORAGE_URL": URL})
+    assert pick_source(one, None)[0] == "default"
+    two = load(None, {"OUTSPARK__SOURCES__A__URL": URL, "OUTSPARK__SOURCES__B__URL": URL})
+    assert pick_source(two, "b")[0] == "b"
+    with pytest.raises(SettingsError, match="choose one with --source: a, b"):
+        pick_source(two, None)
+    with pytest.raises(SettingsError, match=r"there is no source 'c'; the settings have: a, b"):
+        pick_source(two, "c")
+    with pytest.raises(SettingsError, match="no source is configured"):
+        pick_source(load(), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        (URL, "postgresql://ada:***@db/shop"),
+        ("postgres://ada:p@ss:w0rd?#@db/shop", "postgres://ada:***@db/shop"),
+        ("nats://u:p@a:4222,nats://u:p@b:4222", "nats://u:***@a:4222,nats://u:***@b:4222"),
+        ("nats://t0ken@bus:4222", "nats://***@bus:4222"),
+        ("postgresql://ada@db/shop", "postgresql://ada@db/shop"),
+        ("host=db password=s3cret user=ada", "host=db password=*** user=ada"),
+        ("host=db password='s3 cret' user=ada", "host=db password=*** user=ada"),
+        (
+            "postgresql://db/shop?user=ada&password=s3cret&x=1",
+            "postgresql://db/shop?user=ada&password=***&x=1",
+        ),
+        ("nothing to hide at 10:30", "nothing to hide at 10:30"),
+    ],
+)
+def test_passwords_are_redacted(text: str, safe: str) -> None:
+    assert redact(f"before {text} after") == f"before {safe} after"

@@ -1,0 +1,26 @@
+"""The generated reference is what the code says."""
+
+from __future__ import annotations
+
+import pytest
+
+from outspark import reference
+
+
+@pytest.mark.parametrize("name", ["settings.md", "cli.md", "metrics.md"])
+def test_the_reference_has_not_drifted(name: str) -> None:
+    stored = (reference.FOLDER / name).read_text(encoding="utf-8")
+    assert stored == reference.pages()[name], "run: python -m outspark.reference"
+
+
+def test_every_section_of_the_settings_is_there() -> None:
+    page = reference.settings_page()
+    for section in ("[relay]", "[sources.NAME.retry]", "[[routes]]"):
+        assert f"## `{section}`" in page
+    assert "| `lanes` | a whole number from 1 to 256 | `2` |" in page
+
+
+def test_every_command_is_there() -> None:
+    page = reference.cli_page()
+    for command in ("init", "relay", "dead requeue", "prune", "demo"):
+        assert f"`outspark {command}`" in page
