@@ -67,7 +67,8 @@ class PoolerDetected(OutsparkError):
     def __str__(self) -> str:
         return (
             "a transaction pooler stands between the relay and PostgreSQL, and slot ownership needs a session "
-            "of its own. Connect the relay to PostgreSQL directly (or to a session pool); services may keep using the pooler"
+            "of its own. Connect the relay to PostgreSQL directly (or to a session pool); services may keep "
+            "using the pooler"
         )
 
 

@@ -1,4 +1,4 @@
-"""Every setting, typed and validated. `load` (in outspark.loading) fills them from a file, the environment and flags."""
+"""Every setting, typed and validated. `outspark.loading` fills them from a file, the environment and flags."""
 
 from __future__ import annotations
 
@@ -126,6 +126,9 @@ class RelaySettings(Model):
     )
     lanes: int = Field(2, ge=1, le=256, description="Loops that work side by side.")
     master: str = Field("local", description="Spark master; `local` means as many threads as the lanes need.")
+    spark: dict[str, str] = Field(
+        default_factory=dict, description="Spark's own settings, passed on as they are."
+    )
     shift: Duration = Field(timedelta(seconds=10), description="How long one Spark task hosts a lane.")
     hold: Duration = Field(
         timedelta(seconds=5), description="A lane proves its ownership again when the proof is older."

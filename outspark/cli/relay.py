@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -62,8 +61,6 @@ def relay(
     STORAGE_URL=postgres://db/shop PUBLISHER_TYPE=nats PUBLISHER_URL=nats://bus:4222 outspark relay
     ```
     """
-    from outspark.loading import require_ends
-
     settings = options.load_settings(
         config,
         source,
@@ -78,16 +75,6 @@ def relay(
         log_level=log_level,
         log_format=log_format,
     )
-    require_ends(settings)
-    raise typer.Exit(_spark_app().run(settings, until_empty=until_empty))
+    from outspark.runner import run
 
-
-def _spark_app() -> Any:
-    from outspark.errors import ExtraMissing
-
-    try:
-        return importlib.import_module("outspark.spark.app")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "pyarrow"):
-            raise ExtraMissing("the relay", "spark") from error
-        raise
+    raise typer.Exit(run(settings, until_empty=until_empty))

@@ -53,6 +53,11 @@ SELECT count(*) = cardinality(%(slots)s::int[])
 FROM {slots_table} s JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
 WHERE s.source = %(source)s"""
 
+OWNED = """\
+-- How many slots one run of a relay owns now, by its instance
+SELECT count(*) FROM {slots_table}
+WHERE source = %(source)s AND NOT clean AND strpos(owner, %(instance)s) > 0"""
+
 LAYOUT = """\
 -- Announce into how many slots we split the keys, and look for a relay that splits them otherwise.
 SELECT pg_advisory_lock_shared(%(class)s::int, %(count)s::int),

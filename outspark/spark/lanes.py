@@ -1,0 +1,35 @@
+"""A lane as a Spark task. Importable by name, so that what a worker process keeps survives from task to task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from outspark import logs
+from outspark.relay.lane import Lane
+from outspark.relay.spec import LaneSpec
+from outspark.settings import LogSettings
+
+SCHEMA = "report string"
+
+
+def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run one shift inside a Python worker and send its report home."""
+    for _ in batches:
+        pass
+    logs.configure(log)
+    report = Lane(spec).run()
+    yield pa.RecordBatch.from_pydict({"report": [json.dumps(report.to_json())]})
+
+
+def run_shift(spark: SparkSession, spec: LaneSpec, log: LogSettings, tag: str) -> dict[str, Any]:
+    """Submit one shift as a job of one task and wait for its report. Call it from a thread of its own."""
+    spark.addTag(tag)
+    rows = spark.range(0, 1, 1, numPartitions=1).mapInArrow(partial(host, spec, log), SCHEMA).collect()
+    report: dict[str, Any] = json.loads(rows[0]["report"])
+    return report

@@ -1,0 +1,185 @@
+"""The driver's own eye on the databases and destinations: readiness, stats, gauges, and the word to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from outspark import contracts, metrics
+from outspark.contracts import slots as slot_statements
+from outspark.contracts.findings import refuse_errors
+from outspark.contracts.names import TableName, resolve
+from outspark.contracts.upkeep import Stats
+from outspark.errors import OutsparkError
+from outspark.metrics import Tally
+from outspark.publishers import Publisher, open_publisher
+from outspark.redaction import redact
+from outspark.relay import control
+from outspark.relay.connection import Connection, connect
+from outspark.settings import Settings, SourceSettings
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT = 2.0
+
+SAME_ID = """\
+-- Is another run of a relay with this id at work on this database?
+SELECT pg_try_advisory_lock(%(class)s::int, %(id)s::int)"""
+
+
+@dataclass(slots=True)
+class Monitor:
+    """One connection per database, opened when needed and again after a loss. Safe to use from several threads."""
+
+    settings: Settings
+    instance: str
+    channel: str
+    _connections: dict[str, Connection] = field(default_factory=dict)
+    _publishers: dict[str, Publisher] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def preflight(self) -> None:
+        """Refuse what no waiting can mend, such as a wrong table or a pooler. A database that is away may come."""
+        for name, source in self.settings.sources.items():
+            try:
+                with self._lock:
+                    self._look_at(name, source)
+            except psycopg.OperationalError as error:
+                log.warning("database does not answer yet", extra={"source": name, "error": _line(error)})
+
+    def problems(self) -> list[str]:
+        found = []
+        for name, source in self.settings.sources.items():
+            try:
+                with self._lock:
+                    self._connection(source).execute("SELECT 1")
+            except (psycopg.Error, OutsparkError) as error:
+                self._forget(source)
+                found.append(f"source {name}: {_line(error)}")
+        for name in self.settings.destinations:
+            try:
+                self._publisher(name).check(CHECK_TIMEOUT)
+            except OutsparkError as error:
+                found.append(f"destination {name}: {_line(error)}")
+        return found
+
+    def stats(self) -> dict[str, Stats | str]:
+        """Per source, or why there are none."""
+        answers: dict[str, Stats | str] = {}
+        for name, source in self.settings.sources.items():
+            try:
+                with self._lock:
+                    conn = self._connection(source)
+                    table = resolve(conn, TableName.parse(source.table))
+                    answers[name] = contracts.get(source.contract).upkeep(table).stats(conn, exact=False)
+            except (psycopg.Error, OutsparkError) as error:
+                self._forget(source)
+                answers[name] = _line(error)
+        return answers
+
+    def gauge(self, tally: Tally) -> None:
+        for name, stats in self.stats().items():
+            if isinstance(stats, Stats):
+                tally.set(metrics.PENDING_COUNT, stats.pending, source=name)
+                age = stats.oldest_age.total_seconds() if stats.oldest_age else 0.0
+                tally.set(metrics.OLDEST_AGE_SECONDS, age, source=name)
+        for name, source in self.settings.sources.items():
+            if source.ordering == "key":
+                tally.set(metrics.SLOTS_OWNED, self._owned(source), source=name)
+
+    def drained(self) -> bool:
+        """Nothing is in flight, and what is pending is only scheduled for later."""
+        every = self.stats().values()
+        return all(
+            isinstance(one, Stats) and one.pending == one.scheduled and one.delivering == 0 for one in every
+        )
+
+    def say_stop(self) -> bool:
+        """Tell all lanes to finish; False when a database could not be reached, and lanes there cannot hear."""
+        heard = True
+        for source in self.settings.sources.values():
+            try:
+                with self._lock:
+                    control.say(self._connection(source), self.channel, control.STOP)
+            except (psycopg.Error, OutsparkError) as error:
+                self._forget(source)
+                log.warning("lanes cannot be told to stop", extra={"error": _line(error)})
+                heard = False
+        return heard
+
+    def close(self) -> None:
+        with self._lock:
+            for conn in self._connections.values():
+                conn.close()
+            for publisher in self._publishers.values():
+                publisher.close()
+
+    def _look_at(self, name: str, source: SourceSettings) -> None:
+        conn = self._connection(source)
+        table = resolve(conn, TableName.parse(source.table))
+        findings = contracts.get(source.contract).check_table(conn, table)
+        refuse_errors(table, findings)
+        for finding in findings:
+            log.warning(finding.problem, extra={"source": name, "remedy": finding.remedy})
+        number = zlib.crc32(self.settings.relay.id.encode()) & 0x7FFFFFFF
+        row = conn.execute(
+            SAME_ID, {"class": zlib.crc32(b"outspark/relay") & 0x7FFFFFFF, "id": number}
+        ).fetchone()
+        if row is not None and not row[0]:
+            log.warning(
+                "another relay with this id is at work on this database; claims carry the run as well, so nothing "
+                "is mixed up, but give each its own relay.id to tell them apart",
+                extra={"relay": self.settings.relay.id, "source": name},
+            )
+
+    def _owned(self, source: SourceSettings) -> int:
+        try:
+            with self._lock:
+                conn = self._connection(source)
+                table = resolve(conn, TableName.parse(source.table))
+                statement = slot_statements.compose(slot_statements.OWNED, table)
+                row = conn.execute(
+                    statement, {"source": str(table), "instance": f"instance={self.instance}"}
+                ).fetchone()
+                return int(row[0]) if row else 0
+        except (psycopg.Error, OutsparkError):
+            self._forget(source)
+            return 0
+
+    def _connection(self, source: SourceSettings) -> Connection:
+        url = source.url.get_secret_value()
+        conn = self._connections.get(url)
+        if conn is None or conn.closed or conn.broken:
+            conn = self._connections[url] = connect(url, f"outspark {self.settings.relay.id} driver")
+        return conn
+
+    def _forget(self, source: SourceSettings) -> None:
+        with self._lock:
+            conn = self._connections.pop(source.url.get_secret_value(), None)
+            if conn is not None:
+                conn.close()
+
+    def _publisher(self, name: str) -> Publisher:
+        with self._lock:
+            if name not in self._publishers:
+                self._publishers[name] = open_publisher(name, self.settings.destinations[name])
+            return self._publishers[name]
+
+
+def _line(error: Exception) -> str:
+    return redact(" ".join(str(error).split())) or type(error).__name__
+
+
+def as_json(stats: Stats | str) -> dict[str, Any]:
+    if isinstance(stats, str):
+        return {"problem": stats}
+    return {name: _plain(getattr(stats, name)) for name in stats.__slots__}
+
+
+def _plain(value: Any) -> Any:
+    return value.total_seconds() if hasattr(value, "total_seconds") else value
