@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
+from contextlib import ExitStack
 from types import FrameType
 
 from outspark import logs
 from outspark.loading import require_ends
+from outspark.publishers.stdout import Funnel
 from outspark.server import ServerThread, create_app
 from outspark.settings import Settings
 from outspark.spark.app import RelayApp
@@ -21,22 +24,37 @@ def run(settings: Settings, *, until_empty: bool = False) -> int:
     """Relay until a signal says stop, or with `until_empty` until nothing is due any more. The exit code."""
     logs.configure(settings.log)
     require_ends(settings)
-    app = RelayApp(settings)
-    server = _serve(app)
-    done = threading.Event()
-    _on_signals(done)
-    try:
+    with ExitStack() as stack:
+        app = RelayApp(_with_stdout(settings, stack))
+        server = _serve(app)
+        if server is not None:
+            stack.callback(server.stop)
+        done = threading.Event()
+        _on_signals(done)
+        stack.callback(app.stop)
         app.start()
         # Spark takes over SIGINT while its session starts.
         _on_signals(done)
         while not done.wait(0.25):
             if until_empty and app.monitor.drained():
                 break
-    finally:
-        app.stop()
-        if server is not None:
-            server.stop()
     return 0
+
+
+def _with_stdout(settings: Settings, stack: ExitStack) -> Settings:
+    """Lanes have no stdout of their own, so those on this machine write through a funnel into ours."""
+    if not settings.relay.master.startswith("local"):
+        return settings
+    plain = {
+        name: destination
+        for name, destination in settings.destinations.items()
+        if destination.type == "stdout" and "path" not in destination.options
+    }
+    if not plain:
+        return settings
+    path = str(stack.enter_context(Funnel(sys.stdout.buffer)).path)
+    through = {name: one.model_copy(update={"options": {"path": path}}) for name, one in plain.items()}
+    return settings.model_copy(update={"destinations": {**settings.destinations, **through}})
 
 
 def _serve(app: RelayApp) -> ServerThread | None:

@@ -16,6 +16,9 @@ from outspark.contracts.upkeep import Upkeep
 
 State = Literal["done", "ready", "dead"]
 
+TOKEN_PREFIX = "outspark/"
+"""Every token of ours begins with it, which tells our claims from those of other relays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
@@ -45,6 +48,7 @@ class LaneStatements:
     | count       | ids, max_attempts, error + fence                            | id, dead                    |
     | waiting     | slots                                                       | id, key, seconds until due  |
     | parked      | slots                                                       | keys behind a dead event    |
+    | next_due    | none                                                        | seconds to the next schedule |
 
     The fence is `source, slots, epochs`: a settle changes nothing unless every slot still has that epoch.
     `adopt` gives back what a vanished owner had claimed; under `lease = "slot"`, where a claim leaves no mark,
@@ -60,6 +64,7 @@ class LaneStatements:
     count: str
     waiting: str
     parked: str
+    next_due: str
 
 
 class Contract(Protocol):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _MARGIN = 2.0
 
@@ -57,8 +60,14 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.transports: list[asyncio.Transport] = []
+        self.set_exception_handler(_on_lost_exception)
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         transport, protocol = await super().create_connection(*args, **kwargs)
         self.transports.append(transport)
         return transport, protocol
+
+
+def _on_lost_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A task of the client died with its connection. Outcomes tell of it, so asyncio's long complaint does not."""
+    _log.debug("%s: %r", context["message"], context.get("exception"))

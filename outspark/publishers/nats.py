@@ -16,7 +16,7 @@ from outspark.event import Message
 from outspark.outcome import Dead, Outcome, Retry
 from outspark.publishers.nats_connection import Connection
 from outspark.publishers.nats_wire import Encoder, Wire
-from outspark.settings import DestinationSettings, Model
+from outspark.settings import DestinationSettings, Duration, Model
 
 _DEFAULT_URL = "nats://127.0.0.1:4222"
 
@@ -32,6 +32,7 @@ class NatsOptions(Model):
     ca_file: str | None = Field(None, description="Path of the CA certificates to trust.")
     cert_file: str | None = Field(None, description="Path of the client's certificate.")
     key_file: str | None = Field(None, description="Path of the client's key.")
+    connect_timeout: Duration | None = Field(None, description="Default: the publish timeout.")
     inbox_prefix: str = Field("_INBOX", description="Prefix of the subjects on which acks come back.")
     stream: str | None = Field(None, description="Create this stream at connect if it is missing.")
     subjects: list[str] = Field(default_factory=list, description="What the created stream listens on.")
@@ -88,6 +89,8 @@ class NatsPublisher:
         if self._connection is not None and self._connection.usable:
             return self._connection
         self.close()
+        if self._options.connect_timeout is not None:
+            timeout = min(timeout, self._options.connect_timeout.total_seconds())
         try:
             connection = Connection(self._client_options(), timeout)
             self._connection = connection

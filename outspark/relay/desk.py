@@ -12,9 +12,9 @@ from psycopg import Notify
 
 from outspark import contracts
 from outspark.contracts import doorbell
+from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName, bell_channel, lock_class, resolve
-from outspark.contracts.openoutbox.lane import TOKEN_PREFIX
 from outspark.contracts.slots import slots_table
 from outspark.errors import OutsparkError
 from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
@@ -24,6 +24,7 @@ from outspark.relay.connection import Connection
 from outspark.relay.dispatch import Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.loop import SourceLoop
+from outspark.relay.lowwater import LowWater
 from outspark.relay.owner import Owner
 from outspark.relay.settling import Settler
 from outspark.relay.slots import Slots
@@ -201,6 +202,7 @@ class Desk:
             dispatcher=dispatcher,
             settler=Settler(source, tenure),
             waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
+            low=LowWater(source),
             token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
         )
         if isinstance(loop.waking, Doorbell):

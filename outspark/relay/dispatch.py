@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outspark.errors import EventInvalid
 from outspark.event import Event, Message, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
-from outspark.outcome import HELD, Dead, Held, Outcome, Retry, Skipped
+from outspark.outcome import DELIVERED, HELD, Dead, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
 from outspark.routing import Router, Transform
 from outspark.telemetry import Tracing
@@ -58,8 +58,7 @@ class Dispatcher:
             wave, waiting = _next_wave(waiting, failed)
             if wave:
                 before_wave()
-                self._publish(wave, deadline)
-                failed.update(p.key for p in wave if p.key is not None and not _passed(p.outcome))
+                self._publish(wave, deadline, failed)
         return [parcel.outcome or HELD for parcel in parcels], [parcel.destination for parcel in parcels]
 
     def all_down(self) -> bool:
@@ -80,7 +79,7 @@ class Dispatcher:
             log.warning("transform failed", extra={"event": str(event.id), "error": str(error)})
             return Parcel(key, None, None, Retry(f"transform failed: {type(error).__name__}: {error}"))
 
-    def _publish(self, wave: Sequence[Parcel], deadline: float) -> None:
+    def _publish(self, wave: Sequence[Parcel], deadline: float, failed: set[str]) -> None:
         groups: dict[str, list[Parcel]] = {}
         for parcel in wave:
             if parcel.destination is not None:
@@ -95,18 +94,17 @@ class Dispatcher:
                 raise RuntimeError(
                     f"publisher {name} gave {len(outcomes)} outcomes for {len(parcels)} messages"
                 )
-            _assign(parcels, outcomes)
+            _assign(parcels, outcomes, failed)
 
 
-def _assign(parcels: Sequence[Parcel], outcomes: Sequence[Outcome]) -> None:
+def _assign(parcels: Sequence[Parcel], outcomes: Sequence[Outcome], failed: set[str]) -> None:
     """Later events of a key that failed are held; a publisher that keeps order has not sent them either."""
-    failed: set[str] = set()
     for parcel, outcome in zip(parcels, outcomes, strict=True):
-        if parcel.key is not None and not _passed(outcome):
+        if outcome is DELIVERED or parcel.key is None or _passed(outcome):
+            parcel.outcome = outcome
+        else:
             parcel.outcome = HELD if parcel.key in failed else outcome
             failed.add(parcel.key)
-        else:
-            parcel.outcome = outcome
 
 
 def _next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel], list[Parcel]]:

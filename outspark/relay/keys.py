@@ -18,6 +18,8 @@ class BlockedKeys:
     down_types: dict[str, set[str]] = field(default_factory=dict)
     """destination -> types of events without a key that wait for it"""
     parked: set[str] = field(default_factory=set)
+    freed: int = 0
+    """Rises whenever something stops being blocked: what was passed over before has to be looked at again."""
 
     def wait_for_retry(self, key: str, head: UUID, due: float) -> None:
         self.heads[key] = (head, due)
@@ -32,10 +34,16 @@ class BlockedKeys:
     def destination_is_back(self, destination: str) -> None:
         self.down.pop(destination, None)
         self.down_types.pop(destination, None)
+        self.freed += 1
 
     def free(self, key: str | None) -> None:
-        if key is not None:
-            self.heads.pop(key, None)
+        if key is not None and self.heads.pop(key, None) is not None:
+            self.freed += 1
+
+    def park_only(self, keys: set[str]) -> None:
+        """These keys, and no others, stand behind a dead event."""
+        self.freed += not self.parked <= keys
+        self.parked = keys
 
     def due(self, now: float) -> dict[UUID, str]:
         """Heads that may be tried again, with their keys."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outspark.metrics import HANDOVERS_TOTAL, Tally
 from outspark.relay import workbench
+from outspark.relay.breaker import Destination
 from outspark.relay.desk import Desk
 from outspark.relay.spec import LaneSpec, databases
 
@@ -40,6 +41,8 @@ class Report:
 @dataclass(slots=True)
 class Lane:
     spec: LaneSpec
+    destinations: Mapping[str, Destination] | None = None
+    """Used instead of opening those of the spec, for a host that has its own."""
     tally: Tally = field(default_factory=Tally)
     desks: list[Desk] = field(default_factory=list)
 
@@ -51,7 +54,7 @@ class Lane:
         # Without relief a lane works on, so that a cluster short of task slots delays nothing; but not for ever.
         latest = ends + max(spec.relay.shift.total_seconds(), 10.0)
         tracing = workbench.tracer(spec.environ)
-        destinations = workbench.destinations(spec.destinations)
+        destinations = self.destinations or workbench.destinations(spec.destinations)
         self.desks = [
             Desk(spec, url, shares, destinations, self.tally, tracing)
             for url, shares in databases(spec.shares).items()

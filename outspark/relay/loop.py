@@ -6,20 +6,19 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from uuid import UUID
 
 from outspark import metrics
 from outspark.event import Event
 from outspark.relay.dispatch import Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
+from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.settling import Settler
 from outspark.relay.source import Source
 from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
-BEGINNING = datetime(1, 1, 1)
 UPKEEP_INTERVAL = 1.0
 LONGEST_REAP_INTERVAL = 30.0
 
@@ -33,6 +32,7 @@ class SourceLoop:
     dispatcher: Dispatcher
     settler: Settler
     waking: Polling | Doorbell
+    low: LowWater
     token_prefix: str
     _claims: int = 0
     _next_upkeep: float = 0.0
@@ -99,11 +99,12 @@ class SourceLoop:
                 "slots": self.tenure.active if self.tenure is not None else [],
                 "blocked": keys.blocked(),
                 "types": keys.blocked_types(),
-                "low": BEGINNING,
+                "low": self.low.begin(),
                 "limit": settings.batch_size,
                 "token": token,
             },
         )
+        self.low.looked(events, settings.batch_size)
         if events:
             self.source.tally.observe(metrics.BATCH_SIZE, len(events), source=self.source.name)
         return events
@@ -139,7 +140,7 @@ class SourceLoop:
     def _look_for_parked(self, tenure: Tenure) -> None:
         if self.source.settings.on_dead == "park" and tenure.active:
             rows = self.source.execute("park", self.source.statements.parked, {"slots": tenure.active})
-            self.source.keys.parked = {key for (key,) in rows}
+            self.source.keys.park_only({key for (key,) in rows})
 
     def _reap(self) -> None:
         """Give back leases that ran out; where slots are owned, the owner of the first does it for all."""

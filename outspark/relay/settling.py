@@ -13,7 +13,7 @@ from uuid import UUID
 from outspark import backoff, metrics
 from outspark.contracts.contract import Settlement
 from outspark.event import Event
-from outspark.outcome import Dead, Delivered, Held, Outcome, Retry, Skipped
+from outspark.outcome import DELIVERED, Dead, Delivered, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
 from outspark.relay.source import Source
 from outspark.relay.tenure import Tenure
@@ -42,7 +42,7 @@ class Settler:
         delivered: list[Event] = []
         rest: list[Settlement] = []
         for event, outcome, destination in zip(events, outcomes, destinations, strict=True):
-            if isinstance(outcome, Delivered):
+            if outcome is DELIVERED or isinstance(outcome, Delivered):
                 delivered.append(event)
             else:
                 rest.append(self._settlement(event, outcome, destination))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -33,10 +35,15 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
 
-SETTINGS = {
-    "spark.ui.showConsoleProgress": "false",
+NEEDED = {
+    # A second copy of a lane would only wait for the first.
     "spark.speculation": "false",
     "spark.python.worker.reuse": "true",
+}
+
+SETTINGS = {
+    **NEEDED,
+    "spark.ui.showConsoleProgress": "false",
     # A relay runs for months and starts a job every few seconds: Spark must not keep them all.
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
@@ -52,15 +59,14 @@ LOCAL_SETTINGS = {
 
 
 def open_session(relay: RelaySettings) -> SparkSession:
-    """Start a session, or join the one that exists. Settings of the user win over ours."""
-    local = relay.master.startswith("local")
-    if local:
-        prepare_environment()
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {**SETTINGS, **(LOCAL_SETTINGS if local else {}), **relay.spark}
-    settings.setdefault("spark.driver.extraJavaOptions", f"-XX:+UseSerialGC {_quiet()}")
+    """Start a session, or join the one of spark-submit. Settings of the user win over ours."""
     builder = SparkSession.builder.appName(f"outspark {relay.id}")
-    if "SPARK_ENV_LOADED" not in os.environ or relay.master != "local":
+    if _submitted():
+        # Its JVM runs already, with the master and the settings that were given there.
+        settings = NEEDED | relay.spark
+        builder = builder if relay.master == "local" else builder.master(relay.master)
+    else:
+        settings = _own_settings(relay) | relay.spark
         master = LOCAL.format(slots=2 * relay.lanes) if relay.master == "local" else relay.master
         builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
     for name, value in settings.items():
@@ -68,9 +74,24 @@ def open_session(relay: RelaySettings) -> SparkSession:
     return builder.getOrCreate()
 
 
+def _submitted() -> bool:
+    """Did spark-submit start this process? It tells its Python driver so where to find its JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _own_settings(relay: RelaySettings) -> dict[str, str]:
+    java_options = {"spark.driver.extraJavaOptions": f"-XX:+UseSerialGC {_quiet()}"}
+    if not relay.master.startswith("local"):
+        return SETTINGS | java_options
+    prepare_environment()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return SETTINGS | LOCAL_SETTINGS | java_options
+
+
 def _quiet() -> str:
     """Log settings for the JVM: errors only, and not those of tasks, which the driver reports itself."""
     folder = Path(tempfile.mkdtemp(prefix="outspark-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "log4j2.properties"
     path.write_text(QUIET)
     return f"-Dlog4j2.configurationFile={path.as_uri()}"

@@ -13,9 +13,7 @@ from typing import Literal
 
 from psycopg import sql
 
-from outspark.contracts.contract import LaneStatements
-
-TOKEN_PREFIX = "outspark/"
+from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
 
 _EVENT = """e.event_id, e.event_type, e.partition_key, e.payload, e.headers, e.attempts, e.created_at"""
 
@@ -164,6 +162,14 @@ SELECT DISTINCT e.partition_key FROM {table} e
 WHERE e.status = 'DEAD' AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
 """
 
+_NEXT_DUE = """
+-- How long until the next scheduled event falls due; events in backoff are waited for by name.
+SELECT extract(epoch FROM (
+  SELECT e.available_at FROM {table} e
+  WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts = 0
+  ORDER BY e.available_at LIMIT 1) - clock_timestamp())::float8
+"""
+
 
 def lane_statements(
     table: sql.Identifier,
@@ -198,4 +204,5 @@ def lane_statements(
         count=text(_COUNT),
         waiting=text(_WAITING),
         parked=text(_PARKED),
+        next_due=text(_NEXT_DUE),
     )

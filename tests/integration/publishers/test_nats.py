@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
@@ -149,6 +153,14 @@ def own_rig() -> Iterator[NatsRig]:
         rig = NatsRig(server)
         yield rig
         rig.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Neither the client nor asyncio complains in the log: outcomes tell all."""
+    yield
+    gc.collect()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 class TestNats(PublisherContract, ReadBack, Limits):
@@ -394,6 +406,15 @@ def test_creates_the_stream_that_is_asked_for_and_leaves_one_that_exists(own_rig
     assert_all_delivered(other.publish([message(own_rig)], TIMEOUT), 1)
     with pytest.raises(DestinationError, match="cannot create stream MORE: subjects overlap"):
         own_rig.open(stream="MORE", subjects=["order.>"]).publish([sent], TIMEOUT)
+
+
+def test_a_server_that_does_not_greet_is_given_up_after_the_connect_timeout(rig: NatsRig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url, options = f"nats://127.0.0.1:{silent.getsockname()[1]}", {"connect_timeout": "300ms"}
+        with closing(open_destination("nats", url=url, options=options)) as publisher:
+            started = time.monotonic()
+            assert_all_waiting(publisher.publish(messages(rig, 2), TIMEOUT), 2)
+            assert time.monotonic() - started < TIMEOUT
 
 
 def test_takes_the_first_server_that_answers(rig: NatsRig) -> None:

@@ -1,0 +1,87 @@
+"""The database server of a run, and a fresh copy of the same loaded database for every measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from outspark.bench import backlog
+from outspark.bench.plan import Plan
+from outspark.embedded.postgres import Postgres
+
+# A copy of files starts and ends with a checkpoint: every measurement begins with the same pages, all clean.
+COPY = "CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"
+CREATE = "CREATE DATABASE {name}"
+DROP = "DROP DATABASE IF EXISTS {name} WITH (FORCE)"
+
+SHOWN = (
+    "server_version",
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "wal_level",
+    "shared_buffers",
+    "max_wal_size",
+    "checkpoint_timeout",
+    "autovacuum",
+)
+
+
+@dataclass(slots=True)
+class Arena:
+    """A PostgreSQL with its own defaults: it is not tuned for the bench in any way."""
+
+    plan: Plan
+    server: Postgres = field(default_factory=Postgres)
+    _templates: set[str] = field(default_factory=set)
+    _copies: int = 0
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.server.close()
+
+    @contextmanager
+    def database(self, pending: int = 0, finished: int = 0) -> Iterator[str]:
+        """The URL of a database with an empty outbox and, aside, a backlog to be revealed."""
+        template = self._template(pending, finished)
+        self._copies += 1
+        name = f"bench_{self._copies}"
+        self._admin(COPY, name=name, template=template)
+        try:
+            yield self.server.url(name)
+        finally:
+            self._admin(DROP, name=name)
+
+    def clear(self) -> None:
+        """Drop the loaded templates; the large ones take gigabytes."""
+        while self._templates:
+            self._admin(DROP, name=self._templates.pop())
+
+    def settings(self) -> dict[str, str]:
+        with psycopg.connect(self.server.url()) as conn:
+            rows = conn.execute(
+                "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name", [list(SHOWN)]
+            )
+            return dict(rows.fetchall())
+
+    def _template(self, pending: int, finished: int) -> str:
+        name = f"loaded_{pending}_{finished}"
+        if name not in self._templates:
+            self._admin(CREATE, name=name)
+            with psycopg.connect(self.server.url(name), autocommit=True) as conn:
+                backlog.create(conn, self.plan, pending, finished)
+            self._templates.add(name)
+        return name
+
+    def _admin(self, statement: str, **names: str) -> None:
+        identifiers = {key: sql.Identifier(name) for key, name in names.items()}
+        with psycopg.connect(self.server.url(), autocommit=True) as conn:
+            conn.execute(sql.SQL(statement).format(**identifiers))

@@ -1,0 +1,121 @@
+"""The ceiling: claim and settle as a loop in SQL inside the server, one client per lane.
+
+It runs the very statements of a lane under `lease = "row"`, with the planner settings of a lane's session, claim
+and settle each in a transaction of its own. What it lacks is what a relay must add: rows that travel to a client
+and back, Python, and a destination.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from outspark import contracts
+from outspark.bench.backlog import OUTBOX, Connection
+from outspark.bench.plan import Plan
+from outspark.contracts import slots as slot_statements
+from outspark.contracts.slots import slots_table
+from outspark.relay.connection import connect
+
+PROCEDURE = """
+-- Claim and settle until nothing is left; `_` names are the parameters of a lane's statements
+CREATE PROCEDURE outspark_ceiling(_slots int[], _epochs bigint[], _source text, _limit int) LANGUAGE plpgsql AS $loop$
+DECLARE
+  _low timestamptz := '-infinity';
+  _blocked text[] := '{{}}';
+  _types text[] := '{{}}';
+  _claims int := 0;
+  _token text;
+  _ids uuid[];
+  _changed bigint;
+BEGIN
+  LOOP
+    _claims := _claims + 1;
+    _token := format('outspark/ceiling/%s/%s', _slots[1], _claims);
+    WITH claimed AS ({claim}) SELECT array_agg(event_id) INTO _ids FROM claimed;
+    COMMIT;
+    EXIT WHEN _ids IS NULL;
+    WITH settled AS ({deliver}) SELECT count(*) INTO _changed FROM settled;
+    COMMIT;
+    IF _changed <> cardinality(_ids) THEN
+      RAISE EXCEPTION 'settled % of % events', _changed, cardinality(_ids);
+    END IF;
+  END LOOP;
+END
+$loop$"""
+
+CALL = "CALL outspark_ceiling(%s::int[], %s::bigint[], %s, %s)"
+
+_PLACE = re.compile(r"%\((\w+)\)s")
+
+
+@dataclass(slots=True)
+class Ceiling:
+    """As many clients as lanes, each on its own slots. They begin at `go`."""
+
+    url: str
+    plan: Plan
+    pids: tuple[int, ...] = ()
+    _clients: list[tuple[Connection, dict[int, int]]] = field(default_factory=list)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _errors: list[Exception] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            conn.execute(slot_statements.compose(slot_statements.CREATE, OUTBOX).encode())
+            conn.execute(_procedure(self.plan))
+        for lane in range(self.plan.lanes):
+            client = connect(self.url, f"ceiling {lane}")
+            self._clients.append((client, _take(client, range(lane, self.plan.slots, self.plan.lanes))))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for thread in self._threads:
+            thread.join(10)
+        for conn, _ in self._clients:
+            conn.close()
+
+    def go(self) -> None:
+        for conn, epochs in self._clients:
+            thread = threading.Thread(target=self._drain, args=(conn, epochs), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def handovers(self) -> int:
+        return 0
+
+    def check(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    def _drain(self, conn: Connection, epochs: dict[int, int]) -> None:
+        try:
+            conn.execute(CALL, [list(epochs), list(epochs.values()), str(OUTBOX), self.plan.batch])
+        except psycopg.Error as error:
+            self._errors.append(error)
+
+
+def _take(conn: Connection, slots: Iterable[int]) -> dict[int, int]:
+    """Own the slots as a lane does, so that the fence of each settle has the same to check; slot -> epoch."""
+    take = slot_statements.compose(slot_statements.TAKE, OUTBOX).encode()
+    rows = conn.execute(take, {"source": str(OUTBOX), "slots": list(slots), "owner": "ceiling"}).fetchall()
+    return {slot: epoch for slot, epoch, _, _ in rows}
+
+
+def _procedure(plan: Plan) -> sql.Composed:
+    statements = contracts.get("openoutbox").lane_statements(
+        OUTBOX.identifier, slots_table(OUTBOX).identifier, slots=plan.slots, ordering="key", lease="row"
+    )
+    claim, deliver = (_with_variables(text) for text in (statements.claim, statements.deliver))
+    return sql.SQL(PROCEDURE).format(claim=claim, deliver=deliver)
+
+
+def _with_variables(statement: str) -> sql.SQL:
+    """`%(slots)s` becomes the variable `_slots`. The text is the contract's own, so it may be taken as SQL."""
+    return sql.SQL(_PLACE.sub(r"_\1", statement))

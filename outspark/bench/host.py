@@ -1,0 +1,46 @@
+"""A child process of the bench: a bare lane, or the whole relay on Spark. It works until its stdin is closed.
+
+The order comes as one line of JSON on stdin. A process apart has a CPU time and a memory of its own, and its end
+is sure: when the bench dies, the pipe closes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+from outspark import logs
+from outspark.relay.lane import Lane
+from outspark.relay.spec import share_out
+from outspark.settings import Settings
+
+
+def main() -> None:
+    order: dict[str, Any] = json.loads(sys.stdin.readline())
+    settings = Settings.model_validate(order["settings"])
+    logs.configure(settings.log)
+    closed = threading.Event()
+    threading.Thread(target=_watch_stdin, args=(closed,), daemon=True).start()
+    if order["host"] == "spark":
+        _relay(settings, closed)
+    else:
+        lane = share_out(settings, order["instance"], {})[order["lane"]]
+        Lane(lane).run(closed.is_set)
+
+
+def _relay(settings: Settings, closed: threading.Event) -> None:
+    from outspark.spark.app import RelayApp
+
+    with RelayApp(settings):
+        closed.wait()
+
+
+def _watch_stdin(closed: threading.Event) -> None:
+    sys.stdin.read()
+    closed.set()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Starts what delivers: bare lanes in plain processes, or the relay on Spark, until they own every slot."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal, Self
+
+import psycopg
+from psycopg import sql
+
+from outspark.bench.backlog import OUTBOX, Connection
+from outspark.bench.plan import Plan
+from outspark.contracts.slots import slots_table
+from outspark.errors import OutsparkError
+from outspark.settings import Lease
+
+Host = Literal["bare", "spark"]
+Destination = Literal["null", "nats"]
+
+START_TIMEOUT, STOP_TIMEOUT = 120.0, 40.0
+# An idle lane looks again after this: whoever reveals a backlog does not wait for the first look.
+EAGER = "20ms"
+
+EPOCHS = """
+-- How many slots have an owner, the fewest times one was taken, and how often all of them were
+SELECT count(*), coalesce(min(epoch), 0), coalesce(sum(epoch), 0)::int FROM {slots_table} WHERE NOT clean"""
+
+
+@dataclass(slots=True)
+class Hosts:
+    """Lanes at work on one database. Ready means warm: on Spark, each lane has handed over once already."""
+
+    host: Host
+    url: str
+    plan: Plan
+    lease: Lease = "row"
+    destination: Destination = "null"
+    broker: str | None = None
+    poll_interval: str = EAGER
+    doorbell: bool = False
+    transform: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    _log: IO[str] | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    def __enter__(self) -> Self:
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="outspark-bench-", suffix=".log")
+        instance = secrets.token_hex(4)
+        for lane in range(1 if self.host == "spark" else self.plan.lanes):
+            self._start({"host": self.host, "lane": lane, "instance": instance, "settings": self._settings()})
+        try:
+            self._await_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._log is not None:
+            self._log.close()
+
+    def go(self) -> None:
+        """Lanes see a backlog by themselves."""
+
+    def check(self) -> None:
+        """OutsparkError with the last lines of the log when a process has ended."""
+        if any(process.poll() is not None for process in self._processes):
+            raise OutsparkError(f"a process of the bench ended too early; its log ends with:\n{self._tail()}")
+
+    def handovers(self) -> int:
+        """Shifts that followed another one so far, over all lanes."""
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            return (_epochs(conn)[2] - self.plan.slots) * self.plan.lanes // self.plan.slots
+
+    def _start(self, order: dict[str, Any]) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "outspark.bench.host"],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **self.environ},
+            text=True,
+        )
+        self._processes.append(process)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+
+    def _await_ready(self) -> None:
+        shifts = 2 if self.host == "spark" else 1
+        deadline = time.monotonic() + START_TIMEOUT + self.plan.shift
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            while True:
+                owned, taken, _ = _epochs(conn)
+                if owned == self.plan.slots and taken >= shifts:
+                    return
+                self.check()
+                if time.monotonic() >= deadline:
+                    raise OutsparkError(f"lanes did not come up; their log ends with:\n{self._tail()}")
+                time.sleep(0.05)
+
+    def _settings(self) -> dict[str, Any]:
+        source = {
+            "url": self.url,
+            "table": str(OUTBOX),
+            "lease": self.lease,
+            "slots": self.plan.slots,
+            "batch_size": self.plan.batch,
+            "poll_interval": self.poll_interval,
+            "doorbell": self.doorbell,
+            "transform": self.transform,
+        }
+        # A plain process has no successor: its one shift lasts for as long as the bench needs it.
+        shift = f"{self.plan.shift:g}s" if self.host == "spark" else "24h"
+        return {
+            "relay": {"id": "bench", "lanes": self.plan.lanes, "shift": shift},
+            "log": {"level": "warning"},
+            "sources": {"bench": source},
+            "destinations": {"bench": {"type": self.destination, "url": self.broker}},
+        }
+
+    def _tail(self) -> str:
+        if self._log is None:
+            return "(no log)"
+        return "\n".join(Path(self._log.name).read_text().splitlines()[-20:]) or "(nothing)"
+
+
+def _epochs(conn: Connection) -> tuple[int, int, int]:
+    """Zeros while the lanes have not made the table yet."""
+    table = slots_table(OUTBOX).identifier
+    try:
+        row = conn.execute(sql.SQL(EPOCHS).format(slots_table=table)).fetchone()
+    except psycopg.errors.UndefinedTable:
+        row = None
+    return (0, 0, 0) if row is None else (row[0], row[1], row[2])

@@ -1,0 +1,42 @@
+"""Runs the chosen scenarios one after the other, on one server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outspark.bench.arena import Arena
+from outspark.bench.plan import Plan
+from outspark.bench.results import Results
+from outspark.bench.run import Run
+from outspark.bench.steady import measure_idle, measure_soak
+from outspark.bench.throughput import (
+    measure_backlog,
+    measure_drain,
+    measure_finished,
+    measure_nats,
+    measure_share,
+)
+from outspark.bench.trickle import measure_trickle
+from outspark.bench.writers import measure_writers
+from outspark.cli.output import progress
+
+MEASURES: dict[str, Callable[[Run], None]] = {
+    "drain": measure_drain,
+    "share": measure_share,
+    "nats": measure_nats,
+    "trickle": measure_trickle,
+    "writers": measure_writers,
+    "finished": measure_finished,
+    "backlog": measure_backlog,
+    "idle": measure_idle,
+    "soak": measure_soak,
+}
+
+
+def measure(plan: Plan, names: Sequence[str], results: Results) -> None:
+    """`results` grows as it goes."""
+    with progress() as bar, Arena(plan) as arena:
+        results.server = arena.settings()
+        run = Run(arena, results, bar)
+        for name in names:
+            MEASURES[name](run)

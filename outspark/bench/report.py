@@ -1,0 +1,124 @@
+"""A run for people: tables on the terminal, and the page in the documentation. Ratios come first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from outspark.bench.results import Results, Row, Target
+
+HOSTS = {"ceiling": "ceiling (SQL)", "bare": "bare lanes", "spark": "on Spark"}
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "scenario": lambda row: row.scenario,
+    "how": lambda row: HOSTS.get(row.host, row.host),
+    "lease": lambda row: row.lease,
+    "to": lambda row: row.destination,
+    "of the ceiling": lambda row: _number(row.ratio, "{:.2f} ×"),
+    "events/s": lambda row: _number(row.rate, "{:,.0f}"),
+    "p50 / p99 ms": lambda row: "–" if row.p50 is None else f"{row.p50:.2f} / {row.p99:.2f}",
+    "CPU s/1000": lambda row: _number(row.cpu, "{:.3f}"),
+    "PostgreSQL": lambda row: _number(row.cpu_postgres, "{:.3f}"),
+    "broker": lambda row: _number(row.cpu_broker, "{:.3f}"),
+    "peak MB": lambda row: _number(row.memory, "{:,.0f}"),
+    "hand-overs": lambda row: _number(row.handovers, "{:d}"),
+    "note": lambda row: row.note,
+}
+
+TARGET_COLUMNS: dict[str, Callable[[Target], str]] = {
+    "what": lambda target: target.name,
+    "target": lambda target: f"{target.sense} {_value(target.wanted, target.unit)}",
+    "reached": lambda target: _value(target.reached, target.unit),
+    "": lambda target: "✓" if target.passed else "✗ missed",
+}
+
+METHOD = """\
+## How it is measured
+
+All rows come from one run, on an embedded PostgreSQL with its own defaults. For each drain the database is a copy of
+the same files, made right after a checkpoint. Whoever drains is up and warm and waits on an empty outbox: the lanes
+own their slots, and on Spark each has handed over once. Then the loaded table takes the place of the empty one, in
+one transaction; the time runs from there to the last `delivered_at`, both by the database's clock. At the end every
+event must be delivered at its first attempt, or the run fails. Drains that are compared take turns, and medians of
+the rounds count.
+
+- **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane. They are the
+  lanes' own statements, in transactions and under planner settings like theirs.
+- **bare lanes**: the lane loop in one plain process per lane, without Spark.
+- **on Spark**: the whole relay, with shifts of {shift:g} s.
+- **NATS**: JetStream on disk; afterwards the stream must hold every event.
+- **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
+  {trickle_rate:g} events a second that come at random; both times from the machine's monotonic clock.
+- **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.
+- **CPU** is user and system time of the processes and all their children; "ours" are Python and the JVM. Memory is
+  their resident size added up, so that pages they share count several times.
+"""
+
+
+def print_report(results: Results, console: Console) -> None:
+    console.print(_table(COLUMNS, results.rows, "What was measured"))
+    console.print(_table(TARGET_COLUMNS, results.targets, "What it must reach"))
+    console.print(_machine(results), highlight=False)
+
+
+def write_docs(results: Results, path: Path, plot: Path) -> None:
+    """The page, with a link to the plot that lies beside it."""
+    parts = [
+        "# Benchmarks",
+        f"Written by `{results.command}`; `make bench` measures it again. Compare ratios: they were taken within "
+        "one run. Events a second and milliseconds are those of this machine: " + _machine(results),
+        *(["This was a quick run, to see that the bench works: its numbers mean little."] * results.quick),
+        f"![Rates, latencies and memory]({plot.name})",
+        "## What it must reach",
+        _markdown(TARGET_COLUMNS, results.targets),
+        "## What was measured",
+        _workload(results),
+        _markdown(COLUMNS, results.rows),
+        METHOD.format(**results.plan).strip(),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(parts) + "\n")
+
+
+def _table(columns: dict[str, Callable[..., str]], items: Sequence[object], title: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for item in items:
+        missed = isinstance(item, Target) and not item.passed
+        table.add_row(*(column(item) for column in columns.values()), style="red" if missed else None)
+    return table
+
+
+def _markdown(columns: dict[str, Callable[..., str]], items: Sequence[object]) -> str:
+    lines = [list(columns), ["---"] * len(columns)]
+    lines += [[column(item) for column in columns.values()] for item in items]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _workload(results: Results) -> str:
+    plan = results.plan
+    return (
+        f"{plan['lanes']} lanes, {plan['events']:,} events of {plan['payload']} bytes with {plan['keys']:,} keys, "
+        f"batches of {plan['batch']}, {plan['rounds']} rounds. CPU is in seconds per 1000 events: ours, then that "
+        "of PostgreSQL and of the broker."
+    )
+
+
+def _machine(results: Results) -> str:
+    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
+    server = dict(results.server)
+    version = server.pop("server_version", "?")
+    return f"{machine}. PostgreSQL {version}: " + ", ".join(f"{k} {v}" for k, v in server.items()) + "."
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
+def _value(value: float, unit: str) -> str:
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{number} {unit}".strip()

@@ -1,0 +1,92 @@
+"""One run of the bench: its server, its results so far, and what it says while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.progress import Progress, TaskID
+
+from outspark.bench.arena import Arena
+from outspark.bench.drain import Case, Sample, drain
+from outspark.bench.plan import Plan
+from outspark.bench.results import Results, Row, Target
+
+
+@dataclass(slots=True)
+class Run:
+    arena: Arena
+    results: Results
+    progress: Progress
+    ceiling: float | None = None
+    """Median rate of the ceiling, once it is known."""
+    _task: TaskID | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.arena.plan
+
+    def begin(self, scenario: str, steps: int) -> None:
+        self._task = self.progress.add_task(scenario, total=steps)
+
+    def step(self, what: str) -> None:
+        """One more measurement is done; `what` says how it went."""
+        self.progress.console.print(what, highlight=False)
+        if self._task is not None:
+            self.progress.advance(self._task)
+
+    def rounds(self, scenario: str, cases: Sequence[Case]) -> dict[Case, list[Sample]]:
+        """Drain every case once a round, taking turns: what the machine does meanwhile hits all alike."""
+        self.begin(scenario, self.plan.rounds * len(cases))
+        samples: dict[Case, list[Sample]] = {case: [] for case in cases}
+        for _ in range(self.plan.rounds):
+            for case in cases:
+                sample = drain(self.arena, case)
+                samples[case].append(sample)
+                self.step(f"{scenario}: {case}: {sample.drained.rate:,.0f} events/s")
+        return samples
+
+    def add(self, row: Row) -> None:
+        self.results.rows.append(row)
+
+    def add_drains(self, scenario: str, samples: dict[Case, list[Sample]]) -> None:
+        for case, drains in samples.items():
+            self.add(self._row(scenario, case, drains))
+
+    def want(self, target: Target) -> None:
+        self.results.targets.append(target)
+        verdict = "reached" if target.passed else "missed"
+        self.progress.console.print(
+            f"{target.name}: {target.reached:.3g} {target.unit} ({target.sense} {target.wanted:g}: {verdict})",
+            highlight=False,
+        )
+
+    def _row(self, scenario: str, case: Case, drains: Sequence[Sample]) -> Row:
+        rate = median(sample.drained.rate for sample in drains)
+        return Row(
+            scenario=scenario,
+            host=case.host,
+            lease=case.lease,
+            destination=case.destination if case.host != "ceiling" else "–",
+            events=case.events,
+            rates=[sample.drained.rate for sample in drains],
+            rate=rate,
+            ratio=rate / self.ceiling if self.ceiling else None,
+            cpu=_median(sample.cpu_per_1000("ours") for sample in drains),
+            cpu_postgres=_median(sample.cpu_per_1000("postgres") for sample in drains),
+            cpu_broker=_median(sample.cpu_per_1000("nats") for sample in drains),
+            memory=max(sample.usage["ours"].peak for sample in drains) or None,
+            handovers=sum(sample.handovers for sample in drains),
+            note=f"{case.finished:,} finished rows" if case.finished else "",
+        )
+
+
+def paired(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
+    """Median over the rounds of how one rate stands to the other."""
+    return median(a.drained.rate / b.drained.rate for a, b in zip(samples[one], samples[other], strict=True))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

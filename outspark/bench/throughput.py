@@ -1,0 +1,93 @@
+"""Drains: against the ceiling, Spark against bare lanes, NATS, finished rows in the table, a very long backlog."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from outspark.bench.drain import Case, Sample
+from outspark.bench.results import Target
+from outspark.bench.run import Run, paired
+from outspark.settings import Lease
+
+LEASES: tuple[Lease, ...] = get_args(Lease)
+WANTED_OF_CEILING = {"row": 0.85, "slot": 1.4}
+WANTED_OF_BARE = {"null": 0.95, "nats": 0.9}
+
+
+def measure_drain(run: Run) -> None:
+    """Ceiling, bare lanes and Spark, both leases, no destination to wait for."""
+    events = run.plan.events
+    ceiling = Case("ceiling", "row", events)
+    bare = [Case("bare", lease, events) for lease in LEASES]
+    spark = [Case("spark", lease, events) for lease in LEASES]
+    samples = run.rounds(
+        "drain", [ceiling, *(case for pair in zip(bare, spark, strict=True) for case in pair)]
+    )
+    rates = sorted(sample.drained.rate for sample in samples[ceiling])
+    run.ceiling = rates[len(rates) // 2]
+    run.add_drains("drain", samples)
+    for case in spark:
+        name = f"Spark, lease {case.lease}, of the ceiling"
+        run.want(Target(name, "≥", WANTED_OF_CEILING[case.lease], paired(samples, case, ceiling), "×"))
+        _want_cpu(run, case, samples[case])
+
+
+def measure_share(run: Run) -> None:
+    """What Spark costs: its lanes and bare lanes by turns, over a backlog long enough for hand-overs."""
+    for lease in LEASES:
+        bare, spark = (Case(host, lease, run.plan.long_events) for host in ("bare", "spark"))
+        samples = run.rounds("share", [bare, spark])
+        run.add_drains("share", samples)
+        name = f"Spark, lease {lease}, of the bare lanes"
+        run.want(Target(name, "≥", WANTED_OF_BARE["null"], paired(samples, spark, bare), "×"))
+    run.arena.clear()
+
+
+def measure_nats(run: Run) -> None:
+    """The same with JetStream at the other end, and where the time goes."""
+    for lease in LEASES:
+        bare, spark = (Case(host, lease, run.plan.events, "nats") for host in ("bare", "spark"))
+        samples = run.rounds("nats", [bare, spark])
+        run.add_drains("nats", samples)
+        for row, case in zip(run.results.rows[-2:], (bare, spark), strict=True):
+            row.note = _cores(samples[case][-1])
+        name = f"NATS on Spark, lease {lease}, of the bare lanes"
+        run.want(Target(name, "≥", WANTED_OF_BARE["nats"], paired(samples, spark, bare), "×"))
+        per_core = min(1000 / (sample.cpu_per_1000("ours") or 1) for sample in samples[bare])
+        run.want(Target(f"NATS, lease {lease}, per core of the lanes", "≥", 12_000, per_core, "events/s"))
+
+
+def measure_finished(run: Run) -> None:
+    """Rows that are delivered and not pruned yet must not slow a lane down."""
+    for lease in LEASES:
+        without = Case("spark", lease, run.plan.events)
+        behind = Case("spark", lease, run.plan.events, finished=run.plan.finished)
+        samples = run.rounds("finished", [without, behind])
+        run.add_drains("finished", samples)
+        name = f"lease {lease}, with {run.plan.finished:,} finished rows, of the rate with none"
+        run.want(Target(name, "≥", 0.9, paired(samples, behind, without), "×"))
+    run.arena.clear()
+
+
+def measure_backlog(run: Run) -> None:
+    """The last events of a huge backlog go as fast as the first."""
+    cases = [Case("spark", lease, run.plan.huge_events) for lease in LEASES]
+    samples = run.rounds("backlog", cases)
+    run.add_drains("backlog", samples)
+    for case in cases:
+        ratios = sorted(sample.drained.last_to_first for sample in samples[case])
+        name = f"lease {case.lease}, last tenth of {case.events:,} events, of the rate of the first"
+        run.want(Target(name, "≥", 0.9, ratios[len(ratios) // 2], "×"))
+        run.results.curves[f"backlog {case.lease}"] = samples[case][-1].drained.curve
+    run.arena.clear()
+
+
+def _want_cpu(run: Run, case: Case, samples: list[Sample]) -> None:
+    cpu = sorted(sample.cpu_per_1000("ours") or 0.0 for sample in samples)
+    name = f"CPU of our processes on Spark, lease {case.lease}"
+    run.want(Target(name, "≤", 0.04, cpu[len(cpu) // 2], "s per 1000 events"))
+
+
+def _cores(sample: Sample) -> str:
+    names = {"ours": "lanes", "postgres": "PostgreSQL", "nats": "NATS"}
+    return "cores used: " + ", ".join(f"{names[group]} {sample.cores(group):.2f}" for group in sample.usage)

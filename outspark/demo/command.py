@@ -1,0 +1,139 @@
+"""`outspark demo`: its flags, its exit codes, and what it prints in the end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outspark.errors import ExtraMissing, OutsparkError
+
+if TYPE_CHECKING:
+    from outspark.demo.play import Plan
+
+BROKERS = ("nats",)
+NEEDED = ("nats", "pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "prometheus_client")
+
+EPILOG = (
+    "Exit codes: **0** the proof holds, **1** it does not, or the relay failed, **2** a flag is wrong or a "
+    "package is missing, **130** interrupted."
+)
+
+
+class Interrupted(BaseException):
+    """Not an Exception: nothing but the command itself may handle it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def main(args: list[str]) -> int:
+    """The exit code. A wrong flag is a click error, and another failure an OutsparkError, for the caller to show."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command(epilog=EPILOG)(demo)
+    return int(typer.main.get_command(app).main(args, prog_name="outspark demo", standalone_mode=False) or 0)
+
+
+def _broker(name: str) -> str:
+    if name not in BROKERS:
+        raise typer.BadParameter(f"{name!r} is not supported; allowed: {', '.join(BROKERS)}")
+    return name
+
+
+def demo(
+    broker: Annotated[
+        str, typer.Option("--broker", metavar="NAME", callback=_broker, help="Where events go: nats.")
+    ] = "nats",
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="N", min=3, max=3600, help="How long the shop writes.")
+    ] = 20.0,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="N", min=10, max=5000, help="Events per second.")
+    ] = 400.0,
+    kill: Annotated[
+        bool, typer.Option("--kill/--no-kill", help="Kill a lane's process in the middle of its work.")
+    ] = True,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running until Ctrl-C, and say where.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the proof as one JSON object on stdout.")
+    ] = False,
+) -> int:
+    """See it work: a little shop writes orders and events, a relay on Spark delivers them to a broker, a consumer
+    counts, and one lane is killed on the way. In the end both sides are compared, event by event.
+
+    PostgreSQL, the broker and Spark are started for it and are gone afterwards.
+
+    ```
+    outspark demo
+    outspark demo --seconds 60 --rate 1000
+    outspark demo --keep
+    outspark demo --json 2>/dev/null | jq .holds
+    ```
+    """
+    if any(find_spec(package) is None for package in NEEDED):
+        raise ExtraMissing("the demo", "all")
+    from outspark.demo.play import Plan
+
+    try:
+        with _interruptions():
+            return _run(Plan(seconds=seconds, rate=rate, kill=kill, keep=keep), as_json=json)
+    except Interrupted as interrupted:
+        typer.echo("interrupted; everything is stopped and removed", err=True)
+        return 128 + interrupted.number
+
+
+def _run(plan: Plan, *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from outspark.demo import verdict
+    from outspark.demo.play import play
+    from outspark.demo.stage import Stage
+    from outspark.demo.view import open_screen
+
+    screen = open_screen(Console(stderr=True))
+    with Stage(screen) as stage:
+        try:
+            with screen:
+                report = play(stage, plan, screen)
+        except OutsparkError as error:
+            log = stage.relay.save_log()
+            raise OutsparkError(f"{error}; its log is {log} and ends with:\n{stage.relay.tail()}") from error
+        verdict.show(report, as_json=as_json)
+        if not report.holds:
+            typer.echo(f"the relay's log is {stage.relay.save_log()}", err=True)
+        if plan.keep:
+            typer.echo(verdict.addresses(stage), err=True)
+            with suppress(Interrupted):
+                threading.Event().wait()
+    return 0 if report.holds else 1
+
+
+@contextmanager
+def _interruptions() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the demo once; while it cleans up, which takes seconds, they are not heard again."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

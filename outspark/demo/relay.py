@@ -1,0 +1,105 @@
+"""The relay as anybody would run it: `outspark relay` in a process of its own, with a file and a log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from outspark.embedded.process import GuardedProcess
+from outspark.embedded.server import HOST, free_port
+
+CONFIG = """\
+[relay]
+id = "demo"
+lanes = {lanes}
+
+[server]
+port = {port}
+
+[sources.shop]
+url = "{database}"
+slots = {slots}
+
+[destinations.{broker}]
+type = "{broker}"
+url = "{url}"
+"""
+
+LANES, SLOTS = 2, 8
+_ANSWER_TIMEOUT = 2.0
+_TAIL = 15
+
+
+class Relay:
+    """Runs from construction to `stop`. Its folder holds the settings, the log and all that Spark leaves behind."""
+
+    def __init__(self, *, database: str, broker: str, url: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="outspark-demo-"))
+        self.config = self.folder / "outspark.toml"
+        self.log = self.folder / "server.log"
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        self.config.write_text(
+            CONFIG.format(lanes=LANES, slots=SLOTS, port=port, database=database, broker=broker, url=url)
+        )
+        command = [*_environment(self.folder), sys.executable, "-m", "outspark", "relay"]
+        self._process = GuardedProcess(
+            [*command, "--config", str(self.config)],
+            folder=self.folder,
+            stop_signal=signal.SIGTERM,
+            discard=True,
+        )
+        self._stopped = False
+
+    @property
+    def failed(self) -> bool:
+        """It ended, and nobody had told it to."""
+        return not self._stopped and not self._process.running
+
+    def ready(self) -> bool:
+        """True once database and broker answer it."""
+        try:
+            with urlopen(f"{self.url}/readyz", timeout=_ANSWER_TIMEOUT) as answer:
+                return bool(answer.status == 200)
+        except (URLError, HTTPException, OSError):
+            return False
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL:])
+
+    def save_log(self) -> Path:
+        """A copy of the log that outlives the demo."""
+        handle, name = tempfile.mkstemp(prefix="outspark-demo-relay-", suffix=".log")
+        os.close(handle)
+        shutil.copy(self.log, name)
+        return Path(name)
+
+    def stop(self, timeout: float) -> None:
+        """In good order; by force, with all that it started, when that takes too long. Harmless when stopped."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._process.stop(timeout=timeout)
+        # Its Java is in its process group. It ends by itself, but maybe not before the folder has to go.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self, timeout: float) -> None:
+        self.stop(timeout)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _environment(folder: Path) -> list[str]:
+    """A command before the command: our settings only from our file, and temporary files only in our folder."""
+    ours = [name for name in os.environ if name.upper().startswith("OUTSPARK_")]
+    unset = [flag for name in ours for flag in ("-u", name)]
+    return ["env", *unset, f"TMPDIR={folder}", f"SPARK_LOCAL_DIRS={folder}", "PYTHONUNBUFFERED=1"]

@@ -1,0 +1,66 @@
+"""The accident of the demo: in the middle of the work one lane's process is killed, and its return is timed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+
+from outspark.demo.lanes import Kill, Lanes
+from outspark.demo.report import Incident, count
+from outspark.demo.stage import Stage
+
+_BACK_WITHIN = 30.0
+_POLL = 0.02
+
+
+class Strike:
+    """Works in a thread of its own. `news` are milestones, to be told by the main thread."""
+
+    def __init__(self, stage: Stage, after: float) -> None:
+        self._stage, self._after = stage, after
+        self._error: Exception | None = None
+        self._incident: Incident | None = None
+        self.news: SimpleQueue[tuple[str, bool]] = SimpleQueue()
+        self.down = ""
+        """Which lane is down at the moment."""
+        self._thread = threading.Thread(target=self._run, name="demo-strike", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def incident(self) -> Incident | None:
+        """None when no lane could be killed, or it did not come back; raises what went wrong otherwise."""
+        if self._error is not None:
+            raise self._error
+        return self._incident
+
+    def _run(self) -> None:
+        time.sleep(self._after)
+        try:
+            with self._stage.lanes() as lanes:
+                kill = lanes.kill()
+                if kill is not None:
+                    self._incident = self._watch(lanes, kill)
+        except Exception as error:  # noqa: BLE001 - told by `incident`
+            self._error = error
+
+    def _watch(self, lanes: Lanes, kill: Kill) -> Incident | None:
+        self.down = f"lane {kill.lane} is dead"
+        self.news.put(
+            (
+                f"SIGKILL to worker {kill.pid}, which hosted lane {kill.lane}, "
+                f"with {count(kill.in_flight, 'event')} in flight",
+                True,
+            )
+        )
+        while (owner := lanes.back(kill)) is None:
+            if time.monotonic() > kill.at + _BACK_WITHIN:
+                return None
+            time.sleep(_POLL)
+        seconds = time.monotonic() - kill.at
+        self.down = ""
+        self.news.put((f"lane {kill.lane} works again in worker {owner.pid}, {seconds:.1f} s later", False))
+        return Incident(kill.lane, kill.pid, kill.in_flight, round(seconds, 2))

@@ -1,0 +1,210 @@
+"""What one sees while the demo runs: a panel that lives on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+BARS = " ▁▂▃▄▅▆▇█"
+HISTORY = 48
+"""Bars of the picture, one per STEP."""
+STEP = 0.5
+RATE_OVER = 1.5
+"""Seconds over which events per second are counted."""
+PLAIN_EVERY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    number: int
+    pid: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The numbers of one moment."""
+
+    at: float
+    """Seconds since the demo began."""
+    phase: str
+    committed: int = 0
+    rolled_back: int = 0
+    orders: int = 0
+    delivered: int = 0
+    waiting: int = 0
+    lag: float = 0.0
+    """Seconds that the oldest event which is due has waited."""
+    arrived: int = 0
+    twice: int = 0
+    latency: float | None = None
+    """Median of the last arrivals, in milliseconds."""
+    lanes: tuple[Lane, ...] = ()
+    killed: str = ""
+
+
+class Screen(Protocol):
+    """Used from the main thread only."""
+
+    def milestone(self, at: float, text: str, *, bad: bool = False) -> None: ...
+
+    def show(self, glance: Glance) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_screen(console: Console) -> Screen:
+    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
+
+
+class PlainScreen:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._pace = Pace()
+        self._next = 0.0
+
+    def milestone(self, at: float, text: str, *, bad: bool = False) -> None:
+        self._say(at, text)
+
+    def show(self, glance: Glance) -> None:
+        self._pace.add(glance)
+        if glance.committed == 0 or glance.at < self._next:
+            return
+        self._next = glance.at + PLAIN_EVERY
+        self._say(
+            glance.at,
+            f"{glance.committed:,} committed, {glance.rolled_back:,} rolled back, {glance.arrived:,} arrived, "
+            f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}, {self._pace.arrived:,.0f} events/s",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def _say(self, at: float, text: str) -> None:
+        self._console.print(f"[{_clock(at)}] {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveScreen:
+    """Milestones stay above; the panel below them is drawn again and again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._pace = Pace()
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def milestone(self, at: float, text: str, *, bad: bool = False) -> None:
+        mark = Text(" ✗ ", "bold red") if bad else Text(" ✓ ", "bold green")
+        self._console.print(Text.assemble(mark, (f"{_clock(at)}  ", "dim"), (text, "red" if bad else "")))
+
+    def show(self, glance: Glance) -> None:
+        self._pace.add(glance)
+        self._live.update(panel(glance, self._pace), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class Pace:
+    """Events per second, from one glance to the next."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Glance] = deque()
+        self._marks: deque[Glance] = deque(maxlen=HISTORY + 1)
+        self.committed = self.delivered = self.arrived = 0.0
+
+    def add(self, glance: Glance) -> None:
+        while self._recent and glance.at - self._recent[0].at > RATE_OVER:
+            self._recent.popleft()
+        self._recent.append(glance)
+        if not self._marks or glance.at - self._marks[-1].at >= STEP:
+            self._marks.append(glance)
+        first = self._recent[0]
+        span = max(glance.at - first.at, 0.1)
+        self.committed = (glance.committed - first.committed) / span
+        self.delivered = max(glance.delivered - first.delivered, 0) / span
+        self.arrived = (glance.arrived - first.arrived) / span
+
+    def picture(self) -> str:
+        """Arrivals over the last seconds as bars, the highest a full block."""
+        marks = list(self._marks)
+        rates = [
+            (new.arrived - old.arrived) / (new.at - old.at)
+            for old, new in zip(marks, marks[1:], strict=False)
+        ]
+        top = max(rates, default=0.0) or 1.0
+        return "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in rates)
+
+
+def panel(glance: Glance, pace: Pace) -> Panel:
+    title = Text.assemble(("outspark demo", "bold"))
+    subtitle = Text(f"{_clock(glance.at)}  {glance.phase}", "dim")
+    body = Group(_numbers(glance, pace), Text(), _lanes(glance), _arrivals(pace))
+    return Panel(
+        body, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", padding=(1, 2)
+    )
+
+
+def _numbers(glance: Glance, pace: Pace) -> Table:
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, ratio=1, style="dim")
+    table.add_column(justify="right", no_wrap=True)
+    lag = f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}"
+    median = "" if glance.latency is None else f", {glance.latency:,.0f} ms after the commit"
+    rows = (
+        ("shop", glance.committed, "committed", f"{glance.rolled_back:,} rolled back", pace.committed),
+        ("relay", glance.delivered, "delivered", lag, pace.delivered),
+        ("consumer", glance.arrived, "arrived", f"{glance.twice:,} twice{median}", pace.arrived),
+    )
+    for name, number, verb, more, rate in rows:
+        table.add_row(name, Text(f"{number:,}", "bold"), verb, more, Text(f"{rate:,.0f}/s", "green"))
+    return table
+
+
+def _lanes(glance: Glance) -> Text:
+    text = Text.assemble(("lanes     ", "bold cyan"))
+    for lane in glance.lanes:
+        text.append("● ", "green")
+        text.append(f"{lane.number}: {lane.slots} slots in worker {lane.pid}   ")
+    if not glance.lanes:
+        text.append("none yet", "dim")
+    if glance.killed:
+        text.append(glance.killed, "bold red")
+    return text
+
+
+def _arrivals(pace: Pace) -> Text:
+    return Text.assemble(("arrivals  ", "bold cyan"), (pace.picture(), "green"))
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,0 +1,82 @@
+"""Where a claim may begin to look, so that a long drain does not step over the index entries of all it has done.
+
+Nothing below the mark may still come to be claimed in order. So a mark is set only by a look from the very
+beginning that came *after* the end of every transaction that was open at an earlier moment T: whatever was written
+below `min(first event found, T)` by then is visible to that look, and whoever began later writes a later time.
+It lasts a second; a look that comes back less than full, a key set free or a scheduled event falling due end it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from outspark.event import Event
+from outspark.relay.source import Source
+
+BEGINNING = datetime(1, 1, 1)
+LASTS = 1.0
+
+OPEN_TRANSACTIONS = """\
+-- The time, and every transaction of others that is open in this database, prepared ones included
+SELECT clock_timestamp(), array(
+  SELECT l.virtualtransaction FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+  WHERE l.locktype IN ('virtualxid', 'transactionid') AND l.granted
+    AND l.pid IS DISTINCT FROM pg_backend_pid()
+    AND (a.pid IS NULL OR a.datname IS NULL OR a.datname = current_database()))"""
+
+
+@dataclass(slots=True)
+class LowWater:
+    """Asked before each look of an ordered drain, told after it."""
+
+    source: Source
+    wait_for_open: bool = True
+    _mark: datetime | None = None
+    _expires: float = 0.0
+    _freed: int = 0
+    _draining: bool = False
+    _from_beginning: bool = True
+    _asked: datetime | None = None
+    """When we last asked which transactions are open; `_open` was the answer."""
+    _open: frozenset[str] = frozenset()
+    _calm_since: datetime | None = None
+    """All that was written below this time is visible to the look that comes now."""
+    _next_check: float = 0.0
+
+    def begin(self) -> datetime:
+        """From where to look now."""
+        if self._freed != self.source.keys.freed:
+            self._mark = None
+        now = time.monotonic()
+        if self._mark is not None and now < self._expires:
+            self._from_beginning = False
+            return self._mark
+        self._mark, self._from_beginning = None, True
+        self._freed = self.source.keys.freed
+        if self._draining and now >= self._next_check:
+            self._check(now)
+        return BEGINNING
+
+    def looked(self, events: Sequence[Event], limit: int) -> None:
+        self._draining = len(events) == limit
+        if not self._draining:
+            self._mark, self._asked, self._calm_since = None, None, None
+        elif self._from_beginning and self._calm_since is not None:
+            self._mark = min(events[0].created_at, self._calm_since)
+            self._expires = time.monotonic() + self._lasts()
+
+    def _check(self, now: float) -> None:
+        """Have all the transactions ended that were open when we asked last?"""
+        ((at, open_now),) = self.source.execute("low water", OPEN_TRANSACTIONS, {})
+        self._calm_since = None
+        if self._asked is None or self._open.isdisjoint(open_now) or not self.wait_for_open:
+            self._calm_since, self._asked, self._open = self._asked, at, frozenset(open_now)
+        else:
+            self._next_check = now + LASTS
+
+    def _lasts(self) -> float:
+        ((due,),) = self.source.execute("low water", self.source.statements.next_due, {})
+        return LASTS if due is None else max(min(LASTS, due), 0.0)

@@ -1,0 +1,157 @@
+"""A relay that runs well: what arrives and how, what it says of itself, and that it ends when it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from outspark.embedded.nats import Nats
+from outspark.embedded.postgres import Postgres
+from outspark.metrics import METRICS
+from outspark.outbox import NewEvent, Outbox
+from tests.acceptance.place import Place, open_place
+from tests.acceptance.relay_process import START, RelayProcess, StartRelay, relays
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.needs("spark", "nats")
+
+EVENTS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    place: Place
+    relay: RelayProcess
+
+
+@pytest.fixture(scope="module")
+def running(
+    postgres_server: Postgres, nats_server: Nats, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A relay that knows nothing but the environment of an Open Outbox Relay, and has delivered all there is."""
+    with (
+        open_place(postgres_server, nats_server, "shop") as shop,
+        relays(tmp_path_factory.mktemp("running")) as start,
+    ):
+        _write(shop)
+        environ = {
+            "STORAGE_URL": shop.url,
+            "PUBLISHER_TYPE": "nats",
+            "PUBLISHER_URL": nats_server.url,
+            "RELAY_ID": "till-1",
+            "POLL_INTERVAL": "100ms",
+            "BATCH_SIZE": "50",
+            "LEASE_TIMEOUT": "1m",
+            "RETRY_MAX_ATTEMPTS": "3",
+            "SERVER_PORT": ":0",
+            "HEALTH_CHECK_INTERVAL": "1s",
+            "OUTSPARK__RELAY__SHIFT": "2s",
+        }
+        relay = start(environ=environ)
+        relay.await_working()
+        wait_for(
+            lambda: relay.metric("openoutbox_events_total", status="delivered") >= EVENTS,
+            timeout=START,
+            what="a report of all events",
+        )
+        yield Running(shop, relay)
+
+
+def _write(shop: Place) -> None:
+    with shop.connect() as conn, conn.transaction():
+        for number in range(EVENTS):
+            event = NewEvent(
+                "shop.order.created", {"n": number}, key=f"k{number % 7}", headers={"tenant": "a"}
+            )
+            Outbox().enqueue(conn, event)
+
+
+def test_messages_arrive_as_documented(running: Running) -> None:
+    rows = running.place.ask("SELECT event_id::text, partition_key, payload FROM openoutbox_events")
+    arrivals = {arrival.id: arrival for arrival in running.place.stream.arrivals()}
+    assert len(arrivals) == len(rows) == EVENTS
+    for id, key, payload in rows:
+        arrival = arrivals[id]
+        assert (arrival.subject, arrival.payload) == ("shop.order.created", bytes(payload))
+        assert arrival.headers == {
+            "tenant": "a",
+            "content-type": "application/json",
+            "X-Partition-Key": key,
+        }
+
+
+def test_the_table_says_delivered(running: Running) -> None:
+    rows = running.place.ask(
+        "SELECT DISTINCT status, attempts, locked_by, delivered_at IS NULL FROM openoutbox_events"
+    )
+    assert rows == [("DELIVERED", 0, None, False)]
+
+
+def test_health_and_readiness(running: Running) -> None:
+    assert running.relay.get("/healthz") == (200, '{"status":"ok"}')
+    assert running.relay.get("/readyz") == (200, '{"status":"ok"}')
+
+
+def test_stats(running: Running) -> None:
+    stats = running.relay.get("/stats").json
+    assert stats["relay"] == "till-1"
+    assert stats["delivered"] == EVENTS
+    assert stats["sources"]["default"]["pending"] == 0
+    assert [lane["running"] for lane in stats["lanes"]] == [True, True]
+    assert stats["destinations"] == {"default": {"open": False, "reason": ""}}
+
+
+def test_metrics(running: Running) -> None:
+    exposed = running.relay.get("/metrics").text
+    for metric in METRICS.values():
+        name = metric.prometheus_name
+        assert f"# TYPE {name} {metric.kind}" in exposed, name
+    assert running.relay.metric("outspark_lanes_running") == 2
+    assert running.relay.metric("openoutbox_events_batch_size_sum") == EVENTS
+    assert running.relay.metric("openoutbox_backlog_pending_count", source="default") == 0
+
+
+def test_until_empty_from_a_file(shop: Place, start_relay: StartRelay, tmp_path: Path) -> None:
+    config = tmp_path / "outspark.toml"
+    config.write_text(
+        f"""
+        [sources.shop]
+        url = "{shop.url}"
+        lease = "slot"
+        retry = {{ max_attempts = 3 }}
+
+        [destinations.screen]
+        type = "stdout"
+
+        [[routes]]
+        match = "order.*"
+        topic = "shop.{{type}}"
+        """
+    )
+    with shop.connect() as conn:
+        Outbox().enqueue(
+            conn,
+            *(NewEvent("order.created", f"{n}", key="42") for n in range(50)),
+            NewEvent("refund", b"\xff"),
+        )
+        conn.execute(
+            "INSERT INTO openoutbox_events (event_id, event_type, payload, headers) VALUES"
+            " (gen_random_uuid(), 'order.odd', 'nested', '{\"trace\": {\"id\": 7}}'),"
+            " (gen_random_uuid(), 'order.bad', 'array', '[1]')"
+        )
+    relay = start_relay("--config", str(config), "--until-empty")
+    assert relay.wait(START) == 0
+    lines = [json.loads(line) for line in relay.stdout.splitlines()]
+    assert [line["payload"] for line in lines if line["key"] == "42"] == [f"{n}" for n in range(50)]
+    assert {line["topic"] for line in lines} == {"shop.order.created", "shop.order.odd"}
+    [odd] = [line for line in lines if line["topic"] == "shop.order.odd"]
+    assert odd["headers"] == {"trace": '{"id": 7}'}
+    dead = shop.ask("SELECT event_type, last_error FROM openoutbox_events WHERE status = 'DEAD' ORDER BY 1")
+    assert dead[0] == ("order.bad", "headers must be a JSON object of strings, not list")
+    assert dead[1][0] == "refund"
+    assert "no route" in dead[1][1]
+    assert shop.statuses() == {"DELIVERED": 51, "DEAD": 2}

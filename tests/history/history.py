@@ -1,0 +1,57 @@
+"""A history: what was committed, what the lanes did, and what the table says in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from tests.history.journal import Entry
+from tests.history.publisher import Behaviour
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An event as its transaction committed it; `due` only when it was scheduled for later."""
+
+    id: UUID
+    key: str | None
+    created_at: datetime
+    behaviour: Behaviour
+    due: datetime | None = None
+
+    @property
+    def place(self) -> tuple[datetime, UUID]:
+        """Its place in the order of its key."""
+        return self.created_at, self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An event as the table has it in the end."""
+
+    status: str
+    attempts: int
+    locked_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the relays were configured, as far as it decides what is right."""
+
+    max_attempts: int
+    batch_size: int
+    ordering: Literal["key", "none"] = "key"
+    lease: Literal["row", "slot"] = "row"
+    on_dead: Literal["continue", "park"] = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    rules: Rules
+    written: dict[UUID, Written]
+    rows: dict[UUID, Row]
+    entries: list[Entry]
+    killed: set[str] = field(default_factory=set)
+    """Processes that ended by SIGKILL, whoever sent it."""

@@ -1,0 +1,141 @@
+"""Relays hosted as Spark hosts them: each shift of a lane in a process of its own, the next one started early."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psycopg
+
+from outspark.relay import control
+from outspark.relay.breaker import Destination
+from outspark.relay.lane import Lane
+from outspark.relay.spec import LaneSpec, share_out
+from outspark.settings import Settings
+from tests.history import variants
+from tests.history.publisher import Conduct, JournalPublisher
+from tests.waiting import wait_for
+
+# Forked from a server that has everything imported: a lane starts in milliseconds, and its parent reaps it at once.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.history.hosting"])
+
+STAMP = "tests.history.hosting:stamp"
+_publisher: JournalPublisher | None = None
+
+
+def stamp(event: Any) -> Any:
+    """The transform of every source here; in a lane's process it belongs to the publisher of that process."""
+    assert _publisher is not None
+    return _publisher.stamp(event)
+
+
+def run_lane(spec: LaneSpec, process: str, conduct: Conduct, variant: str | None) -> None:
+    global _publisher
+    if variant is not None:
+        variants.BROKEN[variant]()
+    _publisher = JournalPublisher(process, conduct)
+    Lane(spec, {"journal": Destination("journal", _publisher, timeout=5.0)}).run()
+
+
+def settings_for(url: str, relay: Mapping[str, Any], source: Mapping[str, Any]) -> Settings:
+    """Quick in everything, so that a short history holds many retries, hand-overs and crashes."""
+    return Settings.model_validate(
+        {
+            "relay": {"id": "test", "shift": "600s", "hold": "200ms", "grace": "500ms", **relay},
+            "sources": {
+                "outbox": {
+                    "url": url,
+                    "transform": STAMP,
+                    "slots": 4,
+                    "batch_size": 20,
+                    "poll_interval": "50ms",
+                    "retry": {"base_delay": "50ms", "max_delay": "200ms", "max_attempts": 5},
+                    **source,
+                }
+            },
+            "destinations": {"journal": {"type": "null"}},
+        }
+    )
+
+
+@dataclass(slots=True)
+class Shift:
+    name: str
+    process: BaseProcess
+    started: float
+
+
+@dataclass(slots=True)
+class Relay:
+    """One run of one relay. `tick` is its driver: it starts what is missing and what is next."""
+
+    settings: Settings
+    instance: str
+    conduct: Conduct
+    variant: str | None = None
+    killed: set[str] = field(default_factory=set)
+    _lanes: dict[int, list[Shift]] = field(default_factory=dict)
+    _shifts: int = 0
+
+    def tick(self) -> None:
+        for spec in share_out(self.settings, self.instance, {}):
+            shifts = self._lanes[spec.lane] = self._living(spec.lane)
+            length = self.settings.relay.shift.total_seconds()
+            if not shifts or time.monotonic() - shifts[-1].started > length:
+                shifts.append(self._start(spec))
+
+    def kill(self, lane: int) -> None:
+        """SIGKILL whatever hosts the lane now."""
+        for shift in self._living(lane):
+            shift.process.kill()
+            shift.process.join()
+        self._lanes[lane] = self._living(lane)
+
+    def stop(self) -> None:
+        """As the driver does it: say so on the channel, and wait for the batches in flight."""
+        channel = share_out(self.settings, self.instance, {})[0].channel
+        url = self.settings.sources["outbox"].url.get_secret_value()
+        with psycopg.connect(url, autocommit=True) as conn:
+
+            def ended() -> bool:
+                # A shift that was only just starting may not have listened yet.
+                control.say(conn, channel, control.STOP)
+                return not any(self._living(lane) for lane in self._lanes)
+
+            wait_for(ended, timeout=30, what=f"the end of {self.instance}")
+        self._lanes.clear()
+
+    def abandon(self) -> None:
+        """At the end of a test, whatever happened in it."""
+        for shift in (shift for shifts in self._lanes.values() for shift in shifts):
+            shift.process.kill()
+            shift.process.join()
+
+    def _start(self, spec: LaneSpec) -> Shift:
+        self._shifts += 1
+        name = f"{self.instance}.{spec.lane}.{self._shifts}"
+        process = _processes.Process(
+            target=run_lane,
+            args=(spec.for_shift(self._shifts), name, self.conduct, self.variant),
+            daemon=True,
+        )
+        process.start()
+        return Shift(name, process, time.monotonic())
+
+    def _living(self, lane: int) -> list[Shift]:
+        living = []
+        for shift in self._lanes.get(lane, []):
+            code = shift.process.exitcode
+            if code is None:
+                living.append(shift)
+            elif code == -signal.SIGKILL:
+                self.killed.add(shift.name)
+            elif code != 0:
+                raise AssertionError(f"lane process {shift.name} crashed with exit code {code}")
+        return living
