@@ -30,16 +30,22 @@ SELECT slot, pg_try_advisory_lock(%(class)s::int, slot) FROM unnest(%(slots)s::i
 
 TAKE = """\
 -- Bump the epochs of slots whose locks we hold, and say who had them before and whether that ended well.
+-- Where it did not, the name of the one who vanished stays until we begin: whoever comes after us must know it, too.
 WITH before AS (
   SELECT slot, owner, clean FROM {slots_table} WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])
 ), taken AS (
   INSERT INTO {slots_table} AS s (source, slot, epoch, owner, since, clean)
   SELECT %(source)s, slot, 1, %(owner)s, clock_timestamp(), false FROM unnest(%(slots)s::int[]) AS slot
   ON CONFLICT (source, slot) DO UPDATE
-  SET epoch = s.epoch + 1, owner = EXCLUDED.owner, since = EXCLUDED.since, clean = false
+  SET epoch = s.epoch + 1, since = EXCLUDED.since, clean = false,
+      owner = CASE WHEN s.clean THEN EXCLUDED.owner ELSE s.owner END
   RETURNING slot, epoch
 )
 SELECT t.slot, t.epoch, b.owner, coalesce(b.clean, true) FROM taken t LEFT JOIN before b USING (slot)"""
+
+BEGIN = """\
+-- Put our name to slots whose last owner cannot be publishing any more.
+UPDATE {slots_table} SET owner = %(owner)s WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])"""
 
 LEAVE = """\
 -- Mark the slots as left in good order, if they are still ours.

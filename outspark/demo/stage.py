@@ -11,7 +11,7 @@ from typing import Self
 import psycopg
 
 from outspark import contracts
-from outspark.contracts.names import resolve
+from outspark.contracts.names import TableName, resolve
 from outspark.demo import shop
 from outspark.demo.consumer import Consumer
 from outspark.demo.lanes import Lanes
@@ -22,7 +22,7 @@ from outspark.embedded.postgres import Postgres
 from outspark.maintenance import Maintenance
 
 CONTRACT = contracts.get("openoutbox")
-TABLE = CONTRACT.default_table
+TABLE = TableName.parse(CONTRACT.default_table)
 HASTE = 3.0
 """Seconds that the relay has to end in once nobody waits for its events."""
 

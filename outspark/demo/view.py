@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -150,10 +151,7 @@ class Pace:
     def picture(self) -> str:
         """Arrivals over the last seconds as bars, the highest a full block."""
         marks = list(self._marks)
-        rates = [
-            (new.arrived - old.arrived) / (new.at - old.at)
-            for old, new in zip(marks, marks[1:], strict=False)
-        ]
+        rates = [(new.arrived - old.arrived) / (new.at - old.at) for old, new in pairwise(marks)]
         top = max(rates, default=0.0) or 1.0
         return "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in rates)
 

@@ -107,6 +107,10 @@ class Desk:
         self._count_rings()
         self.conn, self.loops = None, []
 
+    def in_grace(self) -> bool:
+        """A grace would begin anew with the next shift, so it is waited out in this one."""
+        return any(loop.tenure is not None and loop.tenure.grace_ends() is not None for loop in self.loops)
+
     def owned(self) -> dict[str, int]:
         return {loop.source.name: len(loop.tenure.active) for loop in self.loops if loop.tenure is not None}
 

@@ -36,8 +36,10 @@ class BlockedKeys:
         self.down_types.pop(destination, None)
         self.freed += 1
 
-    def free(self, key: str | None) -> None:
-        if key is not None and self.heads.pop(key, None) is not None:
+    def free(self, key: str | None, head: UUID) -> None:
+        """The key is free if this is the head it waits for; an earlier event of the same batch frees nothing."""
+        if key is not None and key in self.heads and self.heads[key][0] == head:
+            del self.heads[key]
             self.freed += 1
 
     def park_only(self, keys: set[str]) -> None:

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 LEAD = 1.0
 """Seconds between the start of the next shift and the end of this one, for the next to get warm."""
 LONGEST_WAIT = 0.5
+LONGEST_OVERSTAY = 30.0
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Lane:
         started = time.monotonic()
         ends = started + spec.relay.shift.total_seconds() + LEAD
         # Without relief a lane works on, so that a cluster short of task slots delays nothing; but not for ever.
-        latest = ends + max(spec.relay.shift.total_seconds(), 10.0)
+        latest = ends + max(spec.relay.shift.total_seconds(), LONGEST_OVERSTAY)
         tracing = workbench.tracer(spec.environ)
         destinations = self.destinations or workbench.destinations(spec.destinations)
         self.desks = [
@@ -68,7 +69,7 @@ class Lane:
                 now = time.monotonic()
                 if stopped or now >= ends:
                     for desk in self.desks:
-                        if stopped or desk.relieved or now >= latest:
+                        if stopped or now >= latest or (desk.relieved and not desk.in_grace()):
                             owned.update(desk.owned())
                             self._release(desk)
                 if not worked:

@@ -116,7 +116,7 @@ class SourceLoop:
         """Heads whose wait is over. One that is not there any more was settled or discarded by somebody else."""
         events = self._claim_ids(list(due), token)
         for head in due.keys() - {event.id for event in events}:
-            self.source.keys.free(due[head])
+            self.source.keys.free(due[head], head)
         return events
 
     def _upkeep(self) -> None:

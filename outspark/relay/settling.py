@@ -49,7 +49,7 @@ class Settler:
         changed = self._write([event.id for event in delivered], rest, token)
         self._count(delivered, outcomes, lost=len(events) - changed)
         for event in delivered if self.source.keys.heads else ():
-            self.source.keys.free(event.key)
+            self.source.keys.free(event.key, event.id)
 
     def _write(self, delivered: list[UUID], rest: Sequence[Settlement], token: str) -> int:
         if not rest:
@@ -86,7 +86,7 @@ class Settler:
             case Held():
                 return Settlement(event.id, "ready")
             case Skipped(reason):
-                self.source.keys.free(event.key)
+                self.source.keys.free(event.key, event.id)
                 return Settlement(event.id, "done", error=f"skipped: {reason}")
             case Dead(error):
                 return self._dead(event, error)
@@ -116,7 +116,7 @@ class Settler:
 
     def _dead(self, event: Event, error: str) -> Settlement:
         log.error("event is dead", extra={"source": self.source.name, "event": str(event.id), "error": error})
-        self.source.keys.free(event.key)
+        self.source.keys.free(event.key, event.id)
         key = self._key(event)
         if key is not None and self.source.settings.on_dead == "park":
             self.source.keys.parked.add(key)

@@ -73,6 +73,13 @@ class Slots:
         self.epochs.update({slot: epoch for slot, epoch, _, _ in rows})
         return [Taken(slot, clean, clean or _ended(before)) for slot, _, before, clean in rows]
 
+    def begin(self, slots: list[int]) -> None:
+        """Put our name to slots that were left in disorder, once nobody else can be publishing from them."""
+        self.conn.execute(
+            statements.compose(statements.BEGIN, self.table),
+            {"source": self.source, "slots": slots, "owner": str(self.owner)},
+        )
+
     def prove(self) -> None:
         """OwnershipLost unless every slot is still ours."""
         row = self.conn.execute(
@@ -83,14 +90,15 @@ class Slots:
             raise OwnershipLost(f"slots of {self.table} were taken by another owner")
         self.proved = time.monotonic()
 
-    def leave(self) -> None:
-        """Mark the slots as left in good order. The locks themselves go with `pg_advisory_unlock_all`."""
-        if self.epochs:
+    def leave(self, slots: list[int]) -> None:
+        """Mark these as left in good order, and let go of all. The locks go with `pg_advisory_unlock_all`."""
+        if slots:
+            epochs = [self.epochs[slot] for slot in slots]
             self.conn.execute(
                 statements.compose(statements.LEAVE, self.table),
-                {"source": self.source, "slots": list(self.epochs), "epochs": list(self.epochs.values())},
+                {"source": self.source, "slots": slots, "epochs": epochs},
             )
-            self.epochs.clear()
+        self.epochs.clear()
 
 
 def _ended(owner: str | None) -> bool:

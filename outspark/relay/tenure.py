@@ -63,7 +63,8 @@ class Tenure:
             self.slots.prove()
 
     def leave(self) -> None:
-        self.slots.leave()
+        # Slots still in their grace were never worked on: they stay as the one who vanished left them.
+        self.slots.leave(self.active)
         self.active, self._graced = [], []
         self.suspects.clear()
         self.source.keys.clear()
@@ -89,6 +90,7 @@ class Tenure:
         unclean = [taken.slot for taken in ready if not taken.clean]
         if unclean:
             self._adopt(unclean)
+            self.slots.begin(unclean)
 
     def _adopt(self, slots: list[int]) -> None:
         settings, statements = self.source.settings, self.source.statements

@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 
 CLI = (sys.executable, "-m", "outspark")
 # Starting Spark takes 10 to 20 seconds on two cores, and much more while others use them too.
-START = 90.0
+START = 150.0
 STOP = 30.0
 LOG_TAIL = 200
 

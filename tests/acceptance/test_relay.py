@@ -1,11 +1,9 @@
-"""A relay that runs well: what arrives and how, what it says of itself, and that it ends when it is done."""
+"""A relay that runs well: what arrives and how, and what it says of itself."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,7 @@ from outspark.embedded.postgres import Postgres
 from outspark.metrics import METRICS
 from outspark.outbox import NewEvent, Outbox
 from tests.acceptance.place import Place, open_place
-from tests.acceptance.relay_process import START, RelayProcess, StartRelay, relays
+from tests.acceptance.relay_process import START, RelayProcess, relays
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.needs("spark", "nats")
@@ -113,45 +111,3 @@ def test_metrics(running: Running) -> None:
     assert running.relay.metric("outspark_lanes_running") == 2
     assert running.relay.metric("openoutbox_events_batch_size_sum") == EVENTS
     assert running.relay.metric("openoutbox_backlog_pending_count", source="default") == 0
-
-
-def test_until_empty_from_a_file(shop: Place, start_relay: StartRelay, tmp_path: Path) -> None:
-    config = tmp_path / "outspark.toml"
-    config.write_text(
-        f"""
-        [sources.shop]
-        url = "{shop.url}"
-        lease = "slot"
-        retry = {{ max_attempts = 3 }}
-
-        [destinations.screen]
-        type = "stdout"
-
-        [[routes]]
-        match = "order.*"
-        topic = "shop.{{type}}"
-        """
-    )
-    with shop.connect() as conn:
-        Outbox().enqueue(
-            conn,
-            *(NewEvent("order.created", f"{n}", key="42") for n in range(50)),
-            NewEvent("refund", b"\xff"),
-        )
-        conn.execute(
-            "INSERT INTO openoutbox_events (event_id, event_type, payload, headers) VALUES"
-            " (gen_random_uuid(), 'order.odd', 'nested', '{\"trace\": {\"id\": 7}}'),"
-            " (gen_random_uuid(), 'order.bad', 'array', '[1]')"
-        )
-    relay = start_relay("--config", str(config), "--until-empty")
-    assert relay.wait(START) == 0
-    lines = [json.loads(line) for line in relay.stdout.splitlines()]
-    assert [line["payload"] for line in lines if line["key"] == "42"] == [f"{n}" for n in range(50)]
-    assert {line["topic"] for line in lines} == {"shop.order.created", "shop.order.odd"}
-    [odd] = [line for line in lines if line["topic"] == "shop.order.odd"]
-    assert odd["headers"] == {"trace": '{"id": 7}'}
-    dead = shop.ask("SELECT event_type, last_error FROM openoutbox_events WHERE status = 'DEAD' ORDER BY 1")
-    assert dead[0] == ("order.bad", "headers must be a JSON object of strings, not list")
-    assert dead[1][0] == "refund"
-    assert "no route" in dead[1][1]
-    assert shop.statuses() == {"DELIVERED": 51, "DEAD": 2}

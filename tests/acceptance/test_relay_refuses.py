@@ -1,0 +1,103 @@
+"""What no waiting can mend: the relay says what is wrong and what to do, and ends with a code, before Spark starts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.relay_process import CLI, clean_environ
+from tests.databases import Database
+
+pytestmark = pytest.mark.needs("spark")
+
+
+@dataclass(frozen=True, slots=True)
+class Outspark:
+    """The program, with a database to work on."""
+
+    folder: Path
+    url: str
+
+    def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*CLI, *args],
+            cwd=self.folder,
+            env={**clean_environ(), "OUTSPARK__SERVER__PORT": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def relay(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return self("relay", "--url", self.url, "--to", "null", "--until-empty", *args)
+
+    def init(self) -> None:
+        assert self("init", "--url", self.url, "--apply").returncode == 0
+
+
+@pytest.fixture
+def outspark(database: Database, tmp_path: Path) -> Outspark:
+    return Outspark(tmp_path, database.url)
+
+
+def test_an_unknown_key(outspark: Outspark) -> None:
+    config = outspark.folder / "mine.toml"
+    config.write_text('[relay]\nlanez = 4\n[destinations.bus]\ntype = "kafkaesque"\n')
+    done = outspark.relay("--config", str(config))
+    assert done.returncode == 2
+    assert "relay.lanez" in done.stderr
+    assert "relay.lanes" in done.stderr
+    assert "kafkaesque" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nowhere_to_send_to(outspark: Outspark) -> None:
+    done = outspark("relay", "--url", outspark.url)
+    assert done.returncode == 2
+    assert "no destination is configured" in done.stderr
+
+
+def test_a_missing_table(outspark: Outspark) -> None:
+    done = outspark.relay()
+    assert done.returncode == 1
+    assert "there is no table openoutbox_events" in done.stderr
+    assert "outspark init --table openoutbox_events --apply" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_column(outspark: Outspark, database: Database) -> None:
+    outspark.init()
+    database.connect().execute("ALTER TABLE openoutbox_events DROP COLUMN locked_by")
+    done = outspark.relay()
+    assert done.returncode == 1
+    assert "locked_by" in done.stderr
+    assert "ALTER TABLE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_index_is_only_a_warning(outspark: Outspark, database: Database) -> None:
+    outspark.init()
+    conn = database.connect()
+    [(index,), *_] = conn.execute(
+        "SELECT indexname FROM pg_indexes WHERE tablename = 'openoutbox_events' AND indexdef LIKE '%PENDING%'"
+    ).fetchall()
+    conn.execute(f'DROP INDEX "{index}"'.encode())
+    done = outspark.relay()
+    assert done.returncode == 0, done.stderr
+    assert index in done.stderr
+    assert "CREATE INDEX" in done.stderr
+
+
+def test_a_port_in_use(outspark: Outspark) -> None:
+    outspark.init()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = outspark.relay("--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "server.port" in done.stderr
+    assert "Traceback" not in done.stderr
