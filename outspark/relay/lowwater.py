@@ -68,6 +68,10 @@ class LowWater:
             self._mark = min(events[0].created_at, self._calm_since)
             self._expires = time.monotonic() + self._lasts()
 
+    def expires_in(self) -> float:
+        """Seconds until the next look from the beginning."""
+        return max(self._expires - time.monotonic(), 0.0) if self._mark is not None else 0.0
+
     def _check(self, now: float) -> None:
         """Have all the transactions ended that were open when we asked last?"""
         ((at, open_now),) = self.source.execute("low water", OPEN_TRANSACTIONS, {})

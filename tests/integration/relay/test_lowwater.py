@@ -1,0 +1,134 @@
+"""The low-water mark: it must never let a claim pass over an event that was committed late but written early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from uuid import UUID
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from outspark import NewEvent, Outbox, contracts
+from outspark.contracts.names import TableName
+from outspark.contracts.openoutbox import table as openoutbox
+from outspark.contracts.slots import slots_table
+from outspark.metrics import Tally
+from outspark.relay.connection import Connection, connect
+from outspark.relay.lowwater import BEGINNING, LowWater
+from outspark.relay.source import Source
+from outspark.settings import SourceSettings
+from tests.databases import Database
+
+TABLE = TableName("openoutbox_events", "public")
+LIMIT = 5
+
+
+class Drain:
+    """Looks as a lane does, and takes every event it sees for delivered."""
+
+    def __init__(self, conn: Connection, url: str, *, wait_for_open: bool = True) -> None:
+        settings = SourceSettings(url=SecretStr(url), lease="slot", slots=1, batch_size=LIMIT)
+        contract = contracts.get("openoutbox")
+        statements = contract.lane_statements(
+            TABLE.identifier, slots_table(TABLE).identifier, slots=1, ordering="key", lease="slot"
+        )
+        self.conn = conn
+        self.source = Source("test", settings, conn, statements, contract.upkeep(TABLE), Tally())
+        self.low = LowWater(self.source, wait_for_open=wait_for_open)
+        self.looks: list[datetime] = []
+
+    def look(self) -> list[UUID]:
+        low = self.low.begin()
+        self.looks.append(low)
+        parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT, "token": ""}
+        events = self.source.events(self.source.statements.claim, parameters)
+        self.low.looked(events, LIMIT)
+        ids = [event.id for event in events]
+        self.conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED' WHERE event_id = ANY(%s)", [ids])
+        return ids
+
+    def has_mark(self) -> bool:
+        return self.looks[-1] != BEGINNING
+
+
+@pytest.fixture
+def lane(database: Database) -> Iterator[Connection]:
+    conn = connect(database.url, "lane")
+    with conn:
+        for statement in openoutbox.statements(TABLE):
+            conn.execute(statement.encode())
+        yield conn
+
+
+def fill(conn: psycopg.Connection[tuple[object, ...]], events: int) -> None:
+    Outbox().enqueue(conn, *(NewEvent("t", {"n": n}, key=f"k{n % 3}") for n in range(events)))
+
+
+def late_event(drain: Drain, database: Database) -> tuple[list[UUID], UUID, UUID]:
+    """Write A early and commit it late, in the middle of a drain, then write B of the same key; drain it all."""
+    outbox = Outbox()
+    with psycopg.connect(database.url) as late:
+        (first,) = outbox.enqueue(late, NewEvent("t", {}, key="late"))
+        fill(drain.conn, 60)
+        order = [event for _ in range(6) for event in drain.look()]
+        late.commit()
+    (second,) = outbox.enqueue(drain.conn, NewEvent("t", {}, key="late"))
+    while batch := drain.look():
+        order.extend(batch)
+    return order, first, second
+
+
+def test_an_event_committed_late_is_still_claimed_before_the_next_of_its_key(
+    lane: Connection, database: Database
+) -> None:
+    order, first, second = late_event(Drain(lane, database.url), database)
+    assert len(order) == 62
+    assert order.index(first) < order.index(second)
+
+
+def test_without_waiting_for_open_transactions_order_breaks(lane: Connection, database: Database) -> None:
+    order, first, second = late_event(Drain(lane, database.url, wait_for_open=False), database)
+    assert order.index(second) < order.index(first)
+
+
+def test_a_drain_gets_a_mark_once_nothing_older_is_open(lane: Connection, database: Database) -> None:
+    drain = Drain(lane, database.url)
+    fill(lane, 60)
+    while drain.look() and not drain.has_mark():
+        pass
+    assert drain.has_mark()
+
+
+def test_an_open_transaction_keeps_the_mark_away(lane: Connection, database: Database) -> None:
+    drain = Drain(lane, database.url)
+    fill(lane, 60)
+    with psycopg.connect(database.url) as other:
+        other.execute("SELECT 1")
+        for _ in range(8):
+            drain.look()
+            assert not drain.has_mark()
+
+
+def test_a_key_set_free_ends_the_mark(lane: Connection, database: Database) -> None:
+    drain = Drain(lane, database.url)
+    fill(lane, 60)
+    while drain.look() and not drain.has_mark():
+        pass
+    drain.source.keys.destination_is_back("bus")
+    drain.look()
+    assert not drain.has_mark()
+
+
+def test_a_scheduled_event_is_found_when_it_falls_due(lane: Connection, database: Database) -> None:
+    """The mark ends when the next scheduled event falls due, so that it joins its key's order in time."""
+    drain = Drain(lane, database.url)
+    lane.execute(
+        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
+        "VALUES (gen_random_uuid(), 't', '', clock_timestamp() + interval '300 ms')"
+    )
+    fill(lane, 60)
+    while drain.look() and not drain.has_mark():
+        pass
+    assert 0 < drain.low.expires_in() <= 0.3
