@@ -9,6 +9,7 @@ OutsparkError
 ├── SlotsTableMissing      `outspark_slots` is not there and may not be created
 ├── PoolerDetected         a transaction pooler stands between the relay and PostgreSQL
 ├── OwnershipLost          the slots of a lane belong to somebody else now
+├── SparkLost              the Spark application ended under the relay
 ├── DestinationError       a destination cannot be used as it is configured
 │   └── DestinationDown    a destination does not answer now, and may later
 └── ServerStartError       an embedded server did not start
@@ -74,6 +75,14 @@ class PoolerDetected(OutsparkError):
 
 class OwnershipLost(OutsparkError):
     """A lane's slots were taken by another owner; what it had in flight was not settled."""
+
+
+class SparkLost(OutsparkError):
+    def __str__(self) -> str:
+        return (
+            "the Spark application has ended under the relay, so nothing hosts its lanes any more; nothing is lost. "
+            "Start the relay again"
+        )
 
 
 class DestinationError(OutsparkError):

@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from outspark.errors import HeadersInvalid
 
 
 @dataclass(slots=True)
 class Event:
-    """One claimed row. `headers` is whatever JSON the row holds; `wire_headers` makes it fit for a broker.
+    """One claimed row. `id` is the row's, as text; `headers` is whatever JSON it holds.
 
     Not frozen: a lane builds hundreds of thousands of these, and a frozen dataclass costs three times as much.
     """
 
-    id: UUID
+    id: str
     type: str
     key: str | None
     payload: bytes

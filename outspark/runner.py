@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from types import FrameType
 
 from outspark import logs
+from outspark.errors import SparkLost
 from outspark.loading import require_ends
 from outspark.publishers.stdout import Funnel
 from outspark.server import ServerThread, create_app
@@ -36,6 +37,8 @@ def run(settings: Settings, *, until_empty: bool = False) -> int:
         # Spark takes over SIGINT while its session starts.
         _on_signals(done)
         while not done.wait(0.25):
+            if app.lost:
+                raise SparkLost()
             if until_empty and app.monitor.drained():
                 break
     return 0

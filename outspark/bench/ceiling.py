@@ -1,8 +1,8 @@
 """The ceiling: claim and settle as a loop in SQL inside the server, one client per lane.
 
 It runs the very statements of a lane under `lease = "row"`, with the planner settings of a lane's session, claim
-and settle each in a transaction of its own. What it lacks is what a relay must add: rows that travel to a client
-and back, Python, and a destination.
+and settle each in a transaction of its own, and its low-water mark rises with every batch. What it lacks is what a
+relay must add: rows that travel to a client, Python, a destination, and care about who else writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BEGIN
   LOOP
     _claims := _claims + 1;
     _token := format('outspark/ceiling/%s/%s', _slots[1], _claims);
-    WITH claimed AS ({claim}) SELECT array_agg(event_id) INTO _ids FROM claimed;
+    WITH claimed AS ({claim}) SELECT array_agg(event_id), min(created_at) INTO _ids, _low FROM claimed;
     COMMIT;
     EXIT WHEN _ids IS NULL;
     WITH settled AS ({deliver}) SELECT count(*) INTO _changed FROM settled;

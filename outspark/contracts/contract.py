@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -20,11 +20,16 @@ TOKEN_PREFIX = "outspark/"
 """Every token of ours begins with it, which tells our claims from those of other relays."""
 
 
+def id_array(ids: Iterable[str]) -> str:
+    """Ids as an array literal. They are the database's own text; a driver's list would cost ten times as much."""
+    return f"{{{','.join(ids)}}}"
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What settle writes for one event that was not simply delivered."""
 
-    id: UUID
+    id: str
     state: State
     counted: bool = False
     wait: timedelta | None = None
@@ -35,16 +40,17 @@ class Settlement:
 class LaneStatements:
     """The statements of one lane on one source, as text for psycopg with named parameters.
 
-    Every claim answers the columns of `Event`, in its order. Every settle answers the ids that it really changed.
+    Every claim answers the columns of `Event`, in its order. Ids are text. Settles answer nothing: how many rows
+    they really changed is in the command's tag.
 
     | statement   | parameters                                                  | answers                     |
     |-------------|-------------------------------------------------------------|-----------------------------|
     | claim       | slots, blocked, types, low, limit, token                    | events                      |
     | claim_ids   | ids, token                                                  | events                      |
-    | deliver     | ids, token + fence                                          | ids                         |
-    | settle      | ids, states, counts, waits (seconds), errors, token + fence | ids                         |
+    | deliver     | ids, token + fence                                          | (rows changed)              |
+    | settle      | ids, states, counts, waits (seconds), errors, token + fence | (rows changed)              |
     | adopt       | slots, max_attempts, error                                  | id, key, dead, oldest first |
-    | suspects    | slots, limit                                                | id, key, oldest first       |
+    | suspects    | slots, blocked, limit                                       | id, key, oldest first       |
     | count       | ids, max_attempts, error + fence                            | id, dead                    |
     | waiting     | slots                                                       | id, key, seconds until due  |
     | parked      | slots                                                       | keys behind a dead event    |

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 BROKERS = ("nats",)
 NEEDED = ("nats", "pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "prometheus_client")
 
+INTRODUCTION = """
+ A shop writes orders and their events into PostgreSQL, both in one transaction.
+ A relay on Spark delivers the events to NATS, where a consumer counts them.
+"""
 EPILOG = (
     "Exit codes: **0** the proof holds, **1** it does not, or the relay failed, **2** a flag is wrong or a "
     "package is missing, **130** interrupted."
@@ -103,7 +107,9 @@ def _run(plan: Plan, *, as_json: bool) -> int:
     from outspark.demo.stage import Stage
     from outspark.demo.view import open_screen
 
-    screen = open_screen(Console(stderr=True))
+    console = Console(stderr=True)
+    console.print(INTRODUCTION, highlight=False)
+    screen = open_screen(console)
     with Stage(screen) as stage:
         try:
             with screen:

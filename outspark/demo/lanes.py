@@ -18,8 +18,8 @@ from outspark.maintenance import Maintenance
 from outspark.relay.owner import Owner
 
 OWNERS = """\
--- Which slots have an owner now, and since which epoch
-SELECT slot, epoch, owner FROM {slots_table} WHERE source = %(source)s AND NOT clean"""
+-- Who works on which slot now, the latest to come first
+SELECT slot, owner FROM {slots_table} WHERE source = %(source)s AND NOT clean ORDER BY since DESC"""
 
 _TRIES = 200
 _LOOKS = 4
@@ -29,7 +29,6 @@ _PAUSE = 0.01
 @dataclass(frozen=True, slots=True)
 class Slot:
     number: int
-    epoch: int
     owner: Owner
 
 
@@ -37,8 +36,8 @@ class Slot:
 class Kill:
     lane: int
     pid: int
-    in_flight: int
-    """Events that the lane had claimed and not settled."""
+    mid_batch: bool
+    """The lane had claimed events and not settled them."""
     slots: tuple[Slot, ...]
     at: float
     """By `time.monotonic`."""
@@ -60,14 +59,15 @@ class Lanes:
             return []
         statement = slots.compose(OWNERS, self.table)
         rows = self.conn.execute(statement.encode(), {"source": str(self.table)}).fetchall()
-        owners = [(number, epoch, Owner.parse(text)) for number, epoch, text in rows]
-        return [Slot(number, epoch, owner) for number, epoch, owner in owners if owner is not None]
+        owners = [(number, Owner.parse(text)) for number, text in rows]
+        return [Slot(number, owner) for number, owner in owners if owner is not None]
 
     def kill(self) -> Kill | None:
         """SIGKILL to a process that hosts a lane, in the middle of a batch; None when there was no lane.
 
-        The process is stopped first, and goes on when it has nothing in flight: between two batches it would be
-        too easy. Only a relay that is never caught at work is killed between two.
+        Nothing is made easy. It is the lane that took over last, so that its relief is not waiting already. The
+        process is stopped first, and goes on if it has no claim in its hands; only one that is never caught with
+        a claim is killed without.
         """
         for tries_left in reversed(range(_TRIES)):
             kill = self._try_kill(idle_too=tries_left == 0)
@@ -77,36 +77,32 @@ class Lanes:
         return None
 
     def back(self, kill: Kill) -> Owner | None:
-        """Who hosts the killed lane now; None until each of its slots has a new owner."""
-        now = {slot.number: slot for slot in self.slots()}
-        taken = [now[old.number] for old in kill.slots if old.number in now]
-        if len(taken) < len(kill.slots) or any(
-            new.epoch <= old.epoch for new, old in zip(taken, kill.slots, strict=True)
-        ):
-            return None
-        return taken[0].owner
+        """Who hosts the killed lane now; None until somebody else has put its name on each of its slots."""
+        now = {slot.number: slot.owner for slot in self.slots()}
+        owners = [now.get(slot.number) for slot in kill.slots]
+        return None if any(owner is None or owner.pid == kill.pid for owner in owners) else owners[0]
 
     def _try_kill(self, *, idle_too: bool) -> Kill | None:
         owned = self.slots()
         if not owned:
             return None
-        victim = random.choice(owned).owner
+        victim = owned[0].owner
         with contextlib.suppress(ProcessLookupError), _stopped(victim.pid):
             # A hand-over may have taken place since the first look.
             slots = tuple(slot for slot in self.slots() if slot.owner == victim)
-            in_flight = self._in_flight() if slots else 0
-            if slots and (in_flight or idle_too):
+            mid_batch = bool(slots) and self._holds_claims()
+            if slots and (mid_batch or idle_too):
                 os.kill(victim.pid, signal.SIGKILL)
-                return Kill(victim.lane, victim.pid, in_flight, slots, time.monotonic())
+                return Kill(victim.lane, victim.pid, mid_batch, slots, time.monotonic())
         return None
 
-    def _in_flight(self) -> int:
+    def _holds_claims(self) -> bool:
         """What stays claimed while the other lanes go on claiming and settling is the stopped one's."""
-        looks = []
         for _ in range(_LOOKS):
-            looks.append(self.maintenance.stats().delivering)
+            if not self.maintenance.stats().delivering:
+                return False
             time.sleep(_PAUSE)
-        return min(looks)
+        return True
 
 
 @contextlib.contextmanager

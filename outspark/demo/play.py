@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -161,7 +161,6 @@ class _Play:
             twice=len(consumer.arrivals) - len(consumer.arrived_at),
             latency=self._median(),
             lanes=self._hosts(),
-            killed=self._strike.down if self._strike else "",
         )
 
     def _median(self) -> float | None:
@@ -172,8 +171,10 @@ class _Play:
         return None if seen is None else seen.p50
 
     def _hosts(self) -> tuple[Lane, ...]:
-        owned = sorted(self._lanes.slots(), key=lambda slot: (slot.owner.lane, slot.owner.pid))
-        return tuple(
-            Lane(lane, pid, len(list(slots)))
-            for (lane, pid), slots in itertools.groupby(owned, lambda slot: (slot.owner.lane, slot.owner.pid))
-        )
+        down = self._strike.down if self._strike is not None else None
+        slots = Counter(slot.owner for slot in self._lanes.slots())
+        hosts = [
+            Lane(owner.lane, owner.pid, count, killed=down is not None and owner.pid == down.pid)
+            for owner, count in slots.items()
+        ]
+        return tuple(sorted(hosts, key=lambda lane: (lane.number, lane.pid)))

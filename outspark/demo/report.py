@@ -17,7 +17,7 @@ class Incident:
 
     lane: int
     pid: int
-    in_flight: int
+    mid_batch: bool
     back_after_seconds: float
 
 
@@ -55,8 +55,13 @@ class Report:
         return all(claim.holds for claim in self.claims())
 
     @property
+    def sent_twice(self) -> int:
+        """Sent more often than once, each time counted."""
+        return self.published - self.proof.arrived
+
+    @property
     def dropped(self) -> int:
-        """Sent a second time, and dropped by the broker because it knew the id."""
+        """Those that the broker dropped because it knew the id."""
         return self.published - self.stored
 
     def claims(self) -> list[Claim]:
@@ -74,7 +79,7 @@ class Report:
             ),
             Claim(
                 not proof.unknown and not proof.altered,
-                "nothing was made up or changed on the way",
+                "nothing was made up or changed",
                 f"{len(proof.unknown):,} unknown, {len(proof.altered):,} changed",
             ),
             Claim(
@@ -114,7 +119,7 @@ class Report:
             "altered": [fact.id for fact in proof.altered],
             "out_of_order": [late.id for _, late in proof.overtaken],
             "twice_at_consumer": len(proof.twice),
-            "sent_twice": self.published - proof.arrived,
+            "sent_twice": self.sent_twice,
             "dropped_by_broker": self.dropped,
             "outbox": {
                 "pending": self.outbox.pending,
@@ -141,11 +146,9 @@ class Report:
         if self.incident is None:
             return Claim(False, "a lane was killed on the way", "no lane was caught, or it did not come back")
         incident = self.incident
-        return Claim(
-            True,
-            "a lane was killed on the way",
-            f"with {count(incident.in_flight, 'event')} in flight, back after {incident.back_after_seconds:.1f} s",
-        )
+        where = "in mid-batch" if incident.mid_batch else "between batches"
+        evidence = f"{where}, back after {incident.back_after_seconds:.1f} s"
+        return Claim(True, "a lane was killed on the way", evidence)
 
 
 def latency(committed_at: Mapping[str, float], arrived_at: Mapping[str, float]) -> Latency | None:

@@ -7,7 +7,7 @@ import time
 from queue import SimpleQueue
 
 from outspark.demo.lanes import Kill, Lanes
-from outspark.demo.report import Incident, count
+from outspark.demo.report import Incident
 from outspark.demo.stage import Stage
 
 _BACK_WITHIN = 30.0
@@ -22,8 +22,8 @@ class Strike:
         self._error: Exception | None = None
         self._incident: Incident | None = None
         self.news: SimpleQueue[tuple[str, bool]] = SimpleQueue()
-        self.down = ""
-        """Which lane is down at the moment."""
+        self.down: Kill | None = None
+        """While nobody hosts the killed lane."""
         self._thread = threading.Thread(target=self._run, name="demo-strike", daemon=True)
         self._thread.start()
 
@@ -48,19 +48,14 @@ class Strike:
             self._error = error
 
     def _watch(self, lanes: Lanes, kill: Kill) -> Incident | None:
-        self.down = f"lane {kill.lane} is dead"
-        self.news.put(
-            (
-                f"SIGKILL to worker {kill.pid}, which hosted lane {kill.lane}, "
-                f"with {count(kill.in_flight, 'event')} in flight",
-                True,
-            )
-        )
+        self.down = kill
+        where = "in the middle of a batch" if kill.mid_batch else "between two batches"
+        self.news.put((f"SIGKILL to worker {kill.pid}, which hosted lane {kill.lane}, {where}", True))
         while (owner := lanes.back(kill)) is None:
             if time.monotonic() > kill.at + _BACK_WITHIN:
                 return None
             time.sleep(_POLL)
         seconds = time.monotonic() - kill.at
-        self.down = ""
+        self.down = None
         self.news.put((f"lane {kill.lane} works again in worker {owner.pid}, {seconds:.1f} s later", False))
-        return Incident(kill.lane, kill.pid, kill.in_flight, round(seconds, 2))
+        return Incident(kill.lane, kill.pid, kill.mid_batch, round(seconds, 2))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from outspark.demo.consumer import STREAM
-from outspark.demo.report import Report, count
+from outspark.demo.report import Report
 from outspark.demo.stage import Stage
 
 
 def show(report: Report, *, as_json: bool) -> None:
-    console = Console(highlight=False, markup=False)
     if as_json:
-        console.print(json.dumps(report.to_json()), soft_wrap=True)
+        sys.stdout.write(f"{json.dumps(report.to_json())}\n")
+        sys.stdout.flush()
         return
-    console.print(Padding(Group(_claims(report), *_notes(report), Text(), _verdict(report)), (1, 1)))
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    for part in (Text(), _claims(report), Text(), *_notes(report), Text(), _verdict(report), Text()):
+        console.print(part)
 
 
 def addresses(stage: Stage) -> str:
@@ -36,35 +38,21 @@ def addresses(stage: Stage) -> str:
 def _claims(report: Report) -> Table:
     table = Table.grid(padding=(0, 2))
     for claim in report.claims():
-        mark = Text("✓", "bold green") if claim.holds else Text("✗", "bold red")
+        mark = Text(" ✓", "bold green") if claim.holds else Text(" ✗", "bold red")
         table.add_row(mark, claim.text, Text(claim.evidence, "dim" if claim.holds else "red"))
     return table
 
 
 def _notes(report: Report) -> list[Text]:
-    proof, lines = report.proof, [Text()]
-    sent_twice = report.published - proof.arrived
-    if sent_twice:
-        lines.append(
-            Text(
-                f"{count(sent_twice, 'event')} sent a second time; NATS knew the id and dropped {report.dropped:,}; "
-                f"{len(proof.twice):,} came twice at the consumer."
-            )
-        )
-    else:
-        lines.append(Text(f"No event was sent twice, and {len(proof.twice):,} came twice at the consumer."))
+    twice = f"Sent twice: {report.sent_twice:,}; dropped by NATS, which knew the ids: {report.dropped:,}; "
+    notes = [Text(f" {twice}arrived twice: {len(report.proof.twice):,}.")]
     if report.latency is not None:
         found = report.latency
-        lines.append(
-            Text(
-                f"From commit to consumer: half within {found.p50:,.0f} ms, 99 % within {found.p99:,.0f} ms, "
-                f"all within {found.max:,.0f} ms."
-            )
-        )
-    return lines + [Text(line, "red") for line in report.examples()]
+        waits = f"p50 {found.p50:,.0f} ms, p99 {found.p99:,.0f} ms, longest {found.max:,.0f} ms"
+        notes.append(Text(f" From commit to consumer: {waits}."))
+    return notes + [Text(f" {line}", "red") for line in report.examples()]
 
 
 def _verdict(report: Report) -> Text:
-    if report.holds:
-        return Text.assemble(("The proof holds", "bold green"), f", after {report.seconds:.0f} s.")
-    return Text.assemble(("The proof does not hold", "bold red"), f", after {report.seconds:.0f} s.")
+    holds, style = ("holds", "bold green") if report.holds else ("does not hold", "bold red")
+    return Text.assemble((f" The proof {holds}", style), f", after {report.seconds:.0f} s.")

@@ -28,6 +28,7 @@ class Lane:
     number: int
     pid: int
     slots: int
+    killed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,6 @@ class Glance:
     phase: str
     committed: int = 0
     rolled_back: int = 0
-    orders: int = 0
     delivered: int = 0
     waiting: int = 0
     lag: float = 0.0
@@ -49,7 +49,6 @@ class Glance:
     latency: float | None = None
     """Median of the last arrivals, in milliseconds."""
     lanes: tuple[Lane, ...] = ()
-    killed: str = ""
 
 
 class Screen(Protocol):
@@ -140,7 +139,7 @@ class Pace:
         while self._recent and glance.at - self._recent[0].at > RATE_OVER:
             self._recent.popleft()
         self._recent.append(glance)
-        if not self._marks or glance.at - self._marks[-1].at >= STEP:
+        if glance.committed and (not self._marks or glance.at - self._marks[-1].at >= STEP):
             self._marks.append(glance)
         first = self._recent[0]
         span = max(glance.at - first.at, 0.1)
@@ -168,7 +167,7 @@ def panel(glance: Glance, pace: Pace) -> Panel:
 def _numbers(glance: Glance, pace: Pace) -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(style="bold cyan", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True, min_width=6)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, ratio=1, style="dim")
     table.add_column(justify="right", no_wrap=True)
@@ -187,12 +186,14 @@ def _numbers(glance: Glance, pace: Pace) -> Table:
 def _lanes(glance: Glance) -> Text:
     text = Text.assemble(("lanes     ", "bold cyan"))
     for lane in glance.lanes:
-        text.append("● ", "green")
-        text.append(f"{lane.number}: {lane.slots} slots in worker {lane.pid}   ")
+        if lane.killed:
+            text.append(f"✗ {lane.number}: killed", "bold red")
+        else:
+            text.append("● ", "green")
+            text.append(f"{lane.number}: {lane.slots} slots in worker {lane.pid}")
+        text.append("   ")
     if not glance.lanes:
-        text.append("none yet", "dim")
-    if glance.killed:
-        text.append(glance.killed, "bold red")
+        text.append("all ended" if glance.arrived else "none yet", "dim")
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from psycopg import Notify, sql
@@ -23,6 +24,9 @@ SAY = """\
 SELECT pg_notify(%(channel)s, %(message)s)"""
 
 
+_READY = re.compile(r"ready (\d+) (\d+)")
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The shift that says this is warm and waits for the baton."""
@@ -40,8 +44,8 @@ def free(lane: int) -> str:
 
 def is_relief(notify: Notify, lane: int, shift: int) -> bool:
     """Does this say that a later shift of the lane is ready?"""
-    word, *numbers = notify.payload.split()
-    return word == "ready" and int(numbers[0]) == lane and int(numbers[1]) > shift
+    ready = _READY.fullmatch(notify.payload)
+    return ready is not None and int(ready[1]) == lane and int(ready[2]) > shift
 
 
 def listen(conn: Connection, channel: str) -> None:

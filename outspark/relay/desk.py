@@ -111,6 +111,13 @@ class Desk:
         """A grace would begin anew with the next shift, so it is waited out in this one."""
         return any(loop.tenure is not None and loop.tenure.grace_ends() is not None for loop in self.loops)
 
+    def abandon(self) -> None:
+        """Drop the connection as it is: its locks go, and what was in flight is the next owner's to adopt."""
+        if not self.released:
+            self.released = True
+            workbench.discard(self.url)
+            self.conn, self.loops = None, []
+
     def owned(self) -> dict[str, int]:
         return {loop.source.name: len(loop.tenure.active) for loop in self.loops if loop.tenure is not None}
 
@@ -210,8 +217,8 @@ class Desk:
             token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
         )
         if isinstance(loop.waking, Doorbell):
-            control.listen(conn, bell_channel(table))
             self.bells[bell_channel(table)] = loop
+            control.listen(conn, bell_channel(table))
         return loop
 
     def _tenure(self, source: Source, table: TableName, wanted: tuple[int, ...]) -> Tenure:

@@ -71,12 +71,12 @@ class Dispatcher:
             if sent is None:
                 return Parcel(key, None, None, Skipped())
             route = self.router.route(sent.type, sent.key)
-            message = Message(str(event.id), route.topic, sent.key, sent.payload, wire_headers(sent.headers))
+            message = Message(event.id, route.topic, sent.key, sent.payload, wire_headers(sent.headers))
             return Parcel(key, self.destinations[route.destination], message)
         except EventInvalid as error:
             return Parcel(key, None, None, Dead(str(error)))
         except Exception as error:  # noqa: BLE001 - a transform's bug must cost its event an attempt, not the lane
-            log.warning("transform failed", extra={"event": str(event.id), "error": str(error)})
+            log.warning("transform failed", extra={"event": event.id, "error": str(error)})
             return Parcel(key, None, None, Retry(f"transform failed: {type(error).__name__}: {error}"))
 
     def _publish(self, wave: Sequence[Parcel], deadline: float, failed: set[str]) -> None:

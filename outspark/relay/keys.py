@@ -6,12 +6,11 @@ Only an optimisation of what the table says: a restart builds it again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from uuid import UUID
 
 
 @dataclass(slots=True)
 class BlockedKeys:
-    heads: dict[str, tuple[UUID, float]] = field(default_factory=dict)
+    heads: dict[str, tuple[str, float]] = field(default_factory=dict)
     """key -> (its head, when that may be tried again on the monotonic clock)"""
     down: dict[str, set[str]] = field(default_factory=dict)
     """destination -> keys that wait for it"""
@@ -21,7 +20,7 @@ class BlockedKeys:
     freed: int = 0
     """Rises whenever something stops being blocked: what was passed over before has to be looked at again."""
 
-    def wait_for_retry(self, key: str, head: UUID, due: float) -> None:
+    def wait_for_retry(self, key: str, head: str, due: float) -> None:
         self.heads[key] = (head, due)
 
     def wait_for_destination(self, destination: str, key: str | None, event_type: str) -> None:
@@ -31,12 +30,16 @@ class BlockedKeys:
             self.heads.pop(key, None)
             self.down.setdefault(destination, set()).add(key)
 
+    def awaited(self) -> set[str]:
+        """Destinations that something here waits for."""
+        return self.down.keys() | self.down_types.keys()
+
     def destination_is_back(self, destination: str) -> None:
         self.down.pop(destination, None)
         self.down_types.pop(destination, None)
         self.freed += 1
 
-    def free(self, key: str | None, head: UUID) -> None:
+    def free(self, key: str | None, head: str) -> None:
         """The key is free if this is the head it waits for; an earlier event of the same batch frees nothing."""
         if key is not None and key in self.heads and self.heads[key][0] == head:
             del self.heads[key]
@@ -47,7 +50,7 @@ class BlockedKeys:
         self.freed += not self.parked <= keys
         self.parked = keys
 
-    def due(self, now: float) -> dict[UUID, str]:
+    def due(self, now: float) -> dict[str, str]:
         """Heads that may be tried again, with their keys."""
         return {head: key for key, (head, due) in self.heads.items() if due <= now}
 

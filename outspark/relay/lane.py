@@ -74,10 +74,12 @@ class Lane:
                             self._release(desk)
                 if not worked:
                     self._wait(ends)
-        finally:
+        except BaseException:
+            # A batch may be in flight: the next owner has to find the slots as those of an owner that vanished.
             for desk in self.desks:
-                if not desk.released:
-                    desk.release()
+                desk.abandon()
+            raise
+        finally:
             tracing.flush()
         return Report(
             lane=spec.lane,

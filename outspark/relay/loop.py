@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from outspark import metrics
 from outspark.event import Event
@@ -109,10 +108,10 @@ class SourceLoop:
             self.source.tally.observe(metrics.BATCH_SIZE, len(events), source=self.source.name)
         return events
 
-    def _claim_ids(self, ids: list[UUID], token: str) -> list[Event]:
+    def _claim_ids(self, ids: list[str], token: str) -> list[Event]:
         return self.source.events(self.source.statements.claim_ids, {"ids": ids, "token": token})
 
-    def _claim_due(self, due: dict[UUID, str], token: str) -> list[Event]:
+    def _claim_due(self, due: dict[str, str], token: str) -> list[Event]:
         """Heads whose wait is over. One that is not there any more was settled or discarded by somebody else."""
         events = self._claim_ids(list(due), token)
         for head in due.keys() - {event.id for event in events}:
@@ -121,8 +120,11 @@ class SourceLoop:
 
     def _upkeep(self) -> None:
         for destination in self.dispatcher.destinations.values():
-            if destination.probe():
-                self.source.keys.destination_is_back(destination.name)
+            destination.probe()
+        # The probe that closed a breaker may have been another source's.
+        for name in self.source.keys.awaited():
+            if not self.dispatcher.destinations[name].open:
+                self.source.keys.destination_is_back(name)
         now = time.monotonic()
         grace_ends = self.tenure.grace_ends() if self.tenure is not None else None
         if now < self._next_upkeep and (grace_ends is None or now < grace_ends):
@@ -130,17 +132,14 @@ class SourceLoop:
         self._next_upkeep = now + UPKEEP_INTERVAL
         if self.tenure is not None:
             self.tenure.take()
-            self._look_for_parked(self.tenure)
         if now >= self._next_reap:
             self._next_reap = now + min(
                 self.source.settings.lease_timeout.total_seconds() / 4, LONGEST_REAP_INTERVAL
             )
             self._reap()
-
-    def _look_for_parked(self, tenure: Tenure) -> None:
-        if self.source.settings.on_dead == "park" and tenure.active:
-            rows = self.source.execute("park", self.source.statements.parked, {"slots": tenure.active})
-            self.source.keys.park_only({key for (key,) in rows})
+        if self.tenure is not None:
+            # After all that can make an event dead.
+            self.tenure.look_for_parked()
 
     def _reap(self) -> None:
         """Give back leases that ran out; where slots are owned, the owner of the first does it for all."""

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from outspark import metrics
 from outspark.contracts.contract import LaneStatements
@@ -37,6 +36,14 @@ class Source:
         self.tally.observe(metrics.STORAGE_LATENCY, self.answered - started, source=self.name, op=op)
         return rows
 
+    def change(self, op: str, statement: str, parameters: dict[str, Any]) -> int:
+        """Run a settle; how many rows it really changed."""
+        started = time.monotonic()
+        changed = self.conn.execute(statement, parameters).rowcount
+        self.answered = time.monotonic()
+        self.tally.observe(metrics.STORAGE_LATENCY, self.answered - started, source=self.name, op=op)
+        return changed
+
     def events(self, statement: str, parameters: dict[str, Any]) -> list[Event]:
         """Claimed events in their order: RETURNING promises none."""
         events = [Event(*row) for row in self.execute("claim", statement, parameters)]
@@ -48,5 +55,5 @@ class Source:
             self.tally.add(metrics.EVENTS_TOTAL, events, source=self.name, status=status)
 
 
-def _order(event: Event) -> tuple[datetime, UUID]:
+def _order(event: Event) -> tuple[datetime, str]:
     return event.created_at, event.id

@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from outspark import metrics
 from outspark.relay.slots import Slots, Taken
@@ -26,7 +25,7 @@ class Tenure:
     hold: float
     grace: float
     active: list[int] = field(default_factory=list)
-    suspects: list[tuple[UUID, str | None]] = field(default_factory=list)
+    suspects: list[tuple[str, str | None]] = field(default_factory=list)
     """What a vanished owner had in flight, oldest first. They go out one by one, so that one that kills its lane is
     found out and those that travelled with it are not blamed."""
     _graced: list[tuple[float, Taken]] = field(default_factory=list)
@@ -46,6 +45,12 @@ class Tenure:
             self._graced = [(due, taken) for due, taken in self._graced if due > now]
             self._begin(ready)
         return bool(ready)
+
+    def look_for_parked(self) -> None:
+        """Under `on_dead = "park"` the table says which keys stand behind a dead event."""
+        if self.source.settings.on_dead == "park" and self.active:
+            rows = self.source.execute("park", self.source.statements.parked, {"slots": self.active})
+            self.source.keys.park_only({key for (key,) in rows})
 
     def grace_ends(self) -> float | None:
         return min((due for due, _ in self._graced), default=None)
@@ -69,13 +74,13 @@ class Tenure:
         self.suspects.clear()
         self.source.keys.clear()
 
-    def next_suspect(self) -> UUID | None:
+    def next_suspect(self) -> str | None:
         """The next suspect that may go out; one whose key is blocked joins the others when its turn comes."""
         while self.suspects:
             suspect, key = self.suspects.pop(0)
             if key is not None and key in self.source.keys:
                 continue
-            if self.source.settings.lease == "row" or self._count_attempt(suspect):
+            if self.source.settings.lease == "row" or self._count_attempt(suspect, key):
                 return suspect
         return None
 
@@ -83,10 +88,13 @@ class Tenure:
         slots = [taken.slot for taken in ready]
         self.active = sorted({*self.active, *slots})
         now = time.monotonic()
+        # These slots may hold older events than those the last claim looked at.
+        self.source.keys.freed += 1
         for head, key, seconds in self.source.execute(
             "take", self.source.statements.waiting, {"slots": slots}
         ):
             self.source.keys.wait_for_retry(key, head, now + seconds)
+        self.look_for_parked()
         unclean = [taken.slot for taken in ready if not taken.clean]
         if unclean:
             self._adopt(unclean)
@@ -95,9 +103,12 @@ class Tenure:
     def _adopt(self, slots: list[int]) -> None:
         settings, statements = self.source.settings, self.source.statements
         if settings.lease == "slot":
-            rows = self.source.execute(
-                "adopt", statements.suspects, {"slots": slots, "limit": settings.batch_size}
-            )
+            parameters = {
+                "slots": slots,
+                "blocked": self.source.keys.blocked(),
+                "limit": settings.batch_size,
+            }
+            rows = self.source.execute("adopt", statements.suspects, parameters)
             dead = 0
         else:
             limits = {"max_attempts": settings.retry.max_attempts, "error": ADOPTED}
@@ -113,7 +124,7 @@ class Tenure:
                 extra={"source": self.source.name, "events": len(rows) + dead, "dead": dead},
             )
 
-    def _count_attempt(self, suspect: UUID) -> bool:
+    def _count_attempt(self, suspect: str, key: str | None) -> bool:
         """Without a mark on the row, the attempt is counted before the event goes out; False when it was the last."""
         parameters = {
             "ids": [suspect],
@@ -121,6 +132,9 @@ class Tenure:
             "error": ADOPTED,
         }
         rows = self.source.execute("adopt", self.source.statements.count, {**parameters, **self.fence()})
-        alive = [dead for _, dead in rows if not dead]
-        self.source.count("dead", len(rows) - len(alive))
-        return bool(alive)
+        if any(dead for _, dead in rows):
+            self.source.count("dead", 1)
+            if key is not None and self.source.settings.on_dead == "park":
+                self.source.keys.parked.add(key)
+            return False
+        return bool(rows)

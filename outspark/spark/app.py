@@ -93,15 +93,20 @@ class RelayApp:
             heard = self.monitor.say_stop()
         if any(thread.is_alive() for thread in self._threads):
             log.warning("lanes did not end in time; cancelling them")
-            if self.spark is not None:
+            if self.spark is not None and not self.lost:
                 self.spark.interruptTag(self._tag)
             _join(self._threads, CANCEL_WAIT)
         if self._export is not None:
             self._export.stop()
         self.monitor.close()
-        if self.spark is not None:
+        if self.spark is not None and not self.lost:
             self.spark.stop()
         log.info("relay has stopped", extra={"delivered": int(self._delivered())})
+
+    @property
+    def lost(self) -> bool:
+        """Spark has ended under us: stop, and start again in a new process."""
+        return any(shifts.lost for shifts in self._shifts)
 
     # What the server asks (outspark.server.RelayView)
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from outspark import logs
+from outspark import logs, metrics
 from outspark.relay.lane import Lane
 from outspark.relay.spec import LaneSpec
 from outspark.settings import LogSettings
@@ -23,7 +24,12 @@ def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) ->
     for _ in batches:
         pass
     logs.configure(log)
-    report = Lane(spec).run()
+    lane = Lane(spec)
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        # Spark tried again by itself: a worker that died has told nobody.
+        lane.tally.add(metrics.LANE_RESTARTS_TOTAL, context.attemptNumber())
+    report = lane.run()
     yield pa.RecordBatch.from_pydict({"report": [json.dumps(report.to_json())]})
 
 

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from outspark.embedded.java import prepare_environment
@@ -72,6 +73,16 @@ def open_session(relay: RelaySettings) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Has the JVM died, or has its application been stopped? Then no task will ever run again."""
+    if not hasattr(spark, "sparkContext"):  # a session over Spark Connect lives on the server's side
+        return False
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except (Py4JError, OSError, AttributeError):
+        return True
 
 
 def _submitted() -> bool:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from outspark.relay.spec import LaneSpec
 from outspark.settings import LogSettings
 from outspark.spark.lanes import run_shift
+from outspark.spark.session import has_ended
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Shifts:
     running: bool = False
     failures: int = 0
     problem: str = ""
+    lost: bool = False
+    """Spark itself has ended, so the lane cannot be hosted any more."""
     _pool: ThreadPoolExecutor = field(init=False)
     _next: int = 0
 
@@ -56,9 +59,10 @@ class Shifts:
         """The life of a driver thread."""
         try:
             current = self._submit(self.stagger)
-            while not self.stopping.is_set():
+            while not (self.stopping.is_set() or self.lost):
                 current = self._relieve(current)
-            self._finish(current)
+            if not self.lost:
+                self._finish(current)
         finally:
             self.running = False
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -69,6 +73,8 @@ class Shifts:
             return current if self.stopping.is_set() else self._overlap(current)
         if self._finish(current):
             return self._submit()
+        if self.lost:
+            return current
         pause = min(FIRST_PAUSE * 2 ** (self.failures - 1), LONGEST_PAUSE) if self.failures > 1 else 0.0
         self.stopping.wait(pause)
         return self._submit()
@@ -112,8 +118,9 @@ class Shifts:
             self.failures += 1
             self.problem = _reason(error)
             self.failed(self.spec.lane, error)
+            self.lost = has_ended(self.spark)
             log.error(
-                "lane failed; starting it again",
+                "lane failed with Spark" if self.lost else "lane failed; starting it again",
                 extra={"lane": self.spec.lane, "shift": shift.number, "error": self.problem},
             )
             return False

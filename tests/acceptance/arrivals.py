@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import nats
 from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
 
 TIMEOUT = 10.0
 # JetStream drops what carries an id that it saw within this many seconds; the least it takes shows most duplicates.
@@ -56,7 +57,8 @@ class Stream:
 
     async def _read(self, stream: JetStreamContext, wanted: int) -> list[Arrival]:
         found: list[Arrival] = []
-        consumer = await stream.pull_subscribe(f"{self.name}.>", stream=self.name)
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        consumer = await stream.pull_subscribe(f"{self.name}.>", stream=self.name, config=config)
         while len(found) < wanted:
             for message in await consumer.fetch(min(wanted - len(found), 1000), timeout=TIMEOUT):
                 headers = dict(message.headers or {})

@@ -42,19 +42,25 @@ class Place:
     def assert_nothing_lost(self) -> list[Arrival]:
         """Every event of the table is at the broker and nothing else is, in order per key; all that arrived."""
         arrivals = self.stream.arrivals()
-        rows = self.ask("SELECT event_id::text FROM openoutbox_events")
-        assert {arrival.id for arrival in arrivals} == {id for (id,) in rows}
-        first = {arrival.id: arrival for arrival in reversed(arrivals)}
-        in_order = [arrival for arrival in arrivals if first.pop(arrival.id, None) is arrival]
+        rows = self.ask(
+            "SELECT event_id::text, partition_key FROM openoutbox_events ORDER BY created_at, event_id"
+        )
+        assert {arrival.id for arrival in arrivals} == {id for id, _ in rows}
+        first = dict.fromkeys(
+            arrival.id for arrival in arrivals
+        )  # what comes twice counts where it came first
+        places = {id: number for number, id in enumerate(first)}
         last: dict[str, int] = {}
-        for arrival in in_order:
-            key, number = arrival.headers["X-Partition-Key"], int(arrival.payload)
-            assert last.get(key, -1) <= number, f"{arrival.id} of key {key} came too late"
-            last[key] = number
+        for id, key in rows:
+            assert last.get(key, -1) < places[id], f"{id} overtook an earlier event of key {key}"
+            last[key] = places[id]
         return arrivals
 
     def locks(self) -> int:
-        [(count,)] = self.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        [(count,)] = self.ask(
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
+            " WHERE locktype = 'advisory' AND datname = current_database()"
+        )
         return int(count)
 
     def owners(self) -> dict[int, tuple[str, bool]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from uuid import UUID
 
 from tests.history.history import History, Written
@@ -142,7 +143,7 @@ def leases(evidence: Evidence) -> Iterator[str]:
     if evidence.history.rules.ordering == "key":
         return
     for id, claims in evidence.claimed.items():
-        for (start, holder), (end, other) in zip(claims, claims[1:], strict=False):
+        for (start, holder), (end, other) in pairwise(claims):
             done = any(
                 start < number < end for number, e in evidence.published[id] if e.process == holder.process
             )

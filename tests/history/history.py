@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
@@ -20,6 +20,11 @@ class Written:
     created_at: datetime
     behaviour: Behaviour
     due: datetime | None = None
+
+    def earlier(self, by: timedelta) -> Written:
+        """The same event, as if it had been written that much earlier."""
+        due = None if self.due is None else self.due - by
+        return replace(self, created_at=self.created_at - by, due=due)
 
     @property
     def place(self) -> tuple[datetime, UUID]:

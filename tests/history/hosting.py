@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 
@@ -22,8 +22,8 @@ from tests.history.publisher import Conduct, JournalPublisher
 from tests.waiting import wait_for
 
 # Forked from a server that has everything imported: a lane starts in milliseconds, and its parent reaps it at once.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.history.hosting"])
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["tests.history.hosting"])
 
 STAMP = "tests.history.hosting:stamp"
 _publisher: JournalPublisher | None = None
@@ -64,6 +64,30 @@ def settings_for(url: str, relay: Mapping[str, Any], source: Mapping[str, Any]) 
     )
 
 
+class Hosted(Protocol):
+    """A relay of any make, as a play needs it."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def killed(self) -> set[str]:
+        """Names of the processes that ended by SIGKILL."""
+        ...
+
+    def tick(self) -> None:
+        """Start what should run and does not."""
+        ...
+
+    def kill(self, lane: int) -> None: ...
+
+    def stop(self) -> None:
+        """In good order; the next `tick` starts it again."""
+        ...
+
+    def abandon(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Shift:
     name: str
@@ -82,6 +106,10 @@ class Relay:
     killed: set[str] = field(default_factory=set)
     _lanes: dict[int, list[Shift]] = field(default_factory=dict)
     _shifts: int = 0
+
+    @property
+    def lanes(self) -> int:
+        return self.settings.relay.lanes
 
     def tick(self) -> None:
         for spec in share_out(self.settings, self.instance, {}):
@@ -120,7 +148,7 @@ class Relay:
     def _start(self, spec: LaneSpec) -> Shift:
         self._shifts += 1
         name = f"{self.instance}.{spec.lane}.{self._shifts}"
-        process = _processes.Process(
+        process = processes.Process(
             target=run_lane,
             args=(spec.for_shift(self._shifts), name, self.conduct, self.variant),
             daemon=True,

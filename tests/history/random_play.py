@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -13,53 +13,59 @@ from tests.history.stage import Draft, Stage, Transaction
 from tests.waiting import wait_for
 
 WRITERS = 3
+KEYS = [f"key-{number}" for number in range(24)]
+KEYS_OF_ONE = 6
+"""Keys that one transaction may write to, so that its neighbours find free ones."""
+
+HARMLESS = (Behaviour.DIE, Behaviour.DIE, Behaviour.SKIP, Behaviour.KILL_AFTER)
+SPECIAL = (*HARMLESS, Behaviour.POISON, Behaviour.POISON)
 MISHAPS = ("kill", "kill", "restart", "outage")
 
 
 @dataclass(slots=True)
 class RandomPlay:
-    """`poison` events and as many that die are spread among the plain ones."""
+    """`special` events are spread among the plain ones."""
 
     stage: Stage
     rng: random.Random
-    events: int = 700
-    keys: int = 24
-    poison: int = 2
+    events: int = 600
+    special: Sequence[Behaviour] = SPECIAL
     pace: float = 0.01
     _open: list[Transaction] = field(default_factory=list)
 
-    def play(self, finish: Callable[[], None] = lambda: None, timeout: float = 60.0) -> None:
+    def play(self) -> None:
         """Write the events while things go wrong, then let all be delivered and stop the relays."""
-        stage, behaviours = self.stage, self._behaviours()
-        total = len(behaviours)
-        at = {self.rng.randrange(total // 6, total): mishap for mishap in MISHAPS}
+        behaviours = self._behaviours()
+        mishaps = self._mishaps(len(behaviours))
         while behaviours:
-            if mishap := at.pop(len(behaviours), None):
-                self._mishap(mishap)
+            if mishaps and len(behaviours) <= mishaps[-1][0]:
+                self._mishap(mishaps.pop()[1])
             self._write(behaviours)
             self._wait(self.pace)
         for transaction in self._open:
-            stage.commit(transaction)
-        stage.conduct.outage.unlink(missing_ok=True)
-        wait_for(self._finished, timeout=timeout, what="the end of the backlog")
-        finish()
-        for relay in stage.relays:
+            self.stage.commit(transaction)
+        wait_for(self._finished, timeout=60, what="the end of the backlog")
+        for relay in self.stage.relays:
             relay.stop()
 
     def _behaviours(self) -> list[Behaviour]:
-        special = [Behaviour.POISON, Behaviour.DIE] * self.poison + [Behaviour.SKIP, Behaviour.KILL_AFTER]
-        behaviours = [Behaviour.PASS] * (self.events - len(special)) + special
+        behaviours = [*[Behaviour.PASS] * (self.events - len(self.special)), *self.special]
         self.rng.shuffle(behaviours)
         return behaviours
+
+    def _mishaps(self, events: int) -> list[tuple[int, str]]:
+        """Each with the number of events that are still to be written then; the last one comes first."""
+        return sorted((self.rng.randrange(events), mishap) for mishap in MISHAPS)
 
     def _write(self, behaviours: list[Behaviour]) -> None:
         """Begin, or end, one of a few transactions that are open side by side."""
         if len(self._open) < WRITERS and self.rng.random() < 0.6:
+            size = 40 if self.rng.random() < 0.1 else self.rng.randint(1, 6)
+            chosen = [behaviours.pop() for _ in range(min(size, len(behaviours)))]
+            drafts = self._drafts(chosen)
             transaction = self.stage.begin()
             self._open.append(transaction)
-            size = 40 if self.rng.random() < 0.1 else self.rng.randint(1, 6)
-            count = min(size, len(behaviours))
-            transaction.write([self._draft(behaviours.pop()) for _ in range(count)])
+            transaction.write(drafts)
         elif self._open:
             transaction = self._open.pop(self.rng.randrange(len(self._open)))
             plain = all(event.behaviour is Behaviour.PASS for event in transaction.written)
@@ -68,18 +74,26 @@ class RandomPlay:
             else:
                 self.stage.commit(transaction)
 
-    def _draft(self, behaviour: Behaviour) -> Draft:
+    def _drafts(self, behaviours: Sequence[Behaviour]) -> list[Draft]:
         taken = set().union(*(transaction.keys for transaction in self._open))
-        free = [key for number in range(self.keys) if (key := f"key-{number}") not in taken]
-        key = None if self.rng.random() < 0.1 else self.rng.choice(free)
-        delay = timedelta(milliseconds=self.rng.randint(50, 1000)) if self.rng.random() < 0.05 else None
-        return Draft(key, behaviour, delay)
+        keys = self.rng.sample([key for key in KEYS if key not in taken], KEYS_OF_ONE)
+        return [
+            Draft(
+                key=None if self.rng.random() < 0.1 else self.rng.choice(keys),
+                behaviour=behaviour,
+                delay=self._delay() if self.rng.random() < 0.05 else None,
+            )
+            for behaviour in behaviours
+        ]
+
+    def _delay(self) -> timedelta:
+        return timedelta(milliseconds=self.rng.randint(50, 1000))
 
     def _mishap(self, mishap: str) -> None:
         relay = self.rng.choice(self.stage.relays)
         match mishap:
             case "kill":
-                relay.kill(self.rng.randrange(relay.settings.relay.lanes))
+                relay.kill(self.rng.randrange(relay.lanes))
             case "restart":
                 relay.stop()
             case "outage":
@@ -89,7 +103,12 @@ class RandomPlay:
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        wait_for(lambda: self.stage.tick() or time.monotonic() >= end, timeout=seconds + 10)
+
+        def over() -> bool:
+            self.stage.tick()
+            return time.monotonic() >= end
+
+        wait_for(over, timeout=seconds + 10)
 
     def _finished(self) -> bool:
         self.stage.tick()

@@ -18,8 +18,8 @@ from outspark.outbox import Outbox
 from outspark.settings import Settings
 from tests.databases import Database
 from tests.history.history import History, Row, Rules, Written
-from tests.history.hosting import Relay, settings_for
-from tests.history.journal import Journal
+from tests.history.hosting import Hosted, Relay, settings_for
+from tests.history.journal import Deed, Entry, Journal
 from tests.history.publisher import Behaviour, Conduct
 
 UNFINISHED = """\
@@ -67,7 +67,7 @@ class Stage:
     database: Database
     settings: Settings
     conduct: Conduct
-    relays: list[Relay] = field(default_factory=list)
+    relays: list[Hosted] = field(default_factory=list)
     written: dict[UUID, Written] = field(default_factory=dict)
 
     @classmethod
@@ -125,23 +125,24 @@ class Stage:
         with psycopg.connect(self.database.url, autocommit=True) as conn:
             return conn.execute(query, parameters).fetchall()
 
-    def deeds(self, event: UUID) -> list[str]:
+    def entries(self) -> list[Entry]:
         journal = Journal(self.conduct.journal)
-        deeds = [entry.deed for entry in journal.read() if entry.event == event]
-        journal.close()
-        return deeds
+        try:
+            return journal.read()
+        finally:
+            journal.close()
+
+    def did(self, event: UUID, deed: Deed) -> bool:
+        return any(entry.event == event and entry.deed == deed for entry in self.entries())
 
     def history(self) -> History:
-        journal = Journal(self.conduct.journal)
-        entries = journal.read()
-        journal.close()
         source = self.settings.sources["outbox"]
         rules = Rules(
             source.retry.max_attempts, source.batch_size, source.ordering, source.lease, source.on_dead
         )
         rows = self.query("SELECT event_id, status, attempts, locked_by FROM openoutbox_events")
         killed = set().union(*(relay.killed for relay in self.relays))
-        return History(rules, self.written, {id: Row(*rest) for id, *rest in rows}, entries, killed)
+        return History(rules, self.written, {id: Row(*rest) for id, *rest in rows}, self.entries(), killed)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.openoutbox import lane as statements
@@ -28,6 +29,15 @@ def filter_rows_not_keys() -> None:
         return []
 
     _set(BlockedKeys, "blocked", blocked)
+
+
+def free_keys_early() -> None:
+    """Any delivered event of a key frees it, even one that stood before the failed one in the same batch."""
+
+    def free(self: BlockedKeys, key: str | None, head: UUID) -> None:
+        self.heads.pop(key or "", None)
+
+    _set(BlockedKeys, "free", free)
 
 
 def skip_locked_heads() -> None:
@@ -98,5 +108,6 @@ BROKEN: Final[dict[str, Callable[[], None]]] = {
         work_without_owning,
         settle_before_publish,
         never_adopt,
+        free_keys_early,
     )
 }

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
 
-_EVENT = """e.event_id, e.event_type, e.partition_key, e.payload, e.headers, e.attempts, e.created_at"""
+_EVENT = """e.event_id::text, e.event_type, e.partition_key, e.payload, e.headers, e.attempts, e.created_at"""
 
 # Events without a key have no order among themselves, so their id spreads them.
 _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
@@ -63,14 +63,14 @@ _CLAIM_IDS = """
 -- Claim named events again: heads whose backoff is over, and suspects, which go out one by one.
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-WHERE e.event_id = ANY(%(ids)s) AND e.status = 'PENDING'
+WHERE e.event_id = ANY(%(ids)s::uuid[]) AND e.status = 'PENDING'
 RETURNING {event}
 """
 
 _READ_IDS = """
 -- Read named events again: heads whose backoff is over, and suspects, which go out one by one.
 SELECT {event} FROM {table} e
-WHERE e.event_id = ANY(%(ids)s) AND e.status = 'PENDING' AND %(token)s::text IS NOT NULL
+WHERE e.event_id = ANY(%(ids)s::uuid[]) AND e.status = 'PENDING' AND %(token)s::text IS NOT NULL
 ORDER BY e.created_at, e.event_id
 """
 
@@ -94,8 +94,7 @@ WITH {fence}
 UPDATE {table} e
 SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_timestamp(),
     locked_by = NULL, locked_at = NULL, last_error = NULL
-WHERE e.event_id = ANY(%(ids)s) AND {leased} AND (SELECT holds FROM fence)
-RETURNING e.event_id
+WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {leased} AND (SELECT holds FROM fence)
 """
 
 _SETTLE = """
@@ -112,7 +111,6 @@ SET status = CASE o.state WHEN 'done' THEN 'DELIVERED' WHEN 'dead' THEN 'DEAD' E
 FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(counts)s::int[], %(waits)s::float8[], %(errors)s::text[])
   AS o(id, state, counted, wait, error)
 WHERE e.event_id = o.id AND {leased} AND (SELECT holds FROM fence)
-RETURNING e.event_id
 """
 
 _LEASED_ROW = """e.status = 'DELIVERING' AND e.locked_by = %(token)s"""
@@ -128,13 +126,14 @@ SET status = CASE WHEN e.attempts + 1 >= %(max_attempts)s THEN 'DEAD' ELSE 'PEND
 WHERE e.status = 'DELIVERING' AND starts_with(e.locked_by, {prefix}) AND {slot} = ANY(%(slots)s::int[])
 RETURNING e.event_id, e.partition_key, e.status = 'DEAD' AS dead, e.created_at
 )
-SELECT event_id, partition_key, dead FROM adopted ORDER BY created_at, event_id
+SELECT event_id::text, partition_key, dead FROM adopted ORDER BY created_at, event_id
 """
 
 _SUSPECTS = """
 -- What a vanished owner may have had in flight when a claim leaves no mark: the head of each slot.
-SELECT e.event_id, e.partition_key FROM {table} e
+SELECT e.event_id::text, e.partition_key FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at <= now() AND {slot} = ANY(%(slots)s::int[])
+  AND (e.partition_key IS NULL OR e.partition_key <> ALL(%(blocked)s::text[]))
 ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 """
 
@@ -144,13 +143,13 @@ WITH {fence}
 UPDATE {table} e
 SET status = CASE WHEN e.attempts + 1 >= %(max_attempts)s THEN 'DEAD' ELSE e.status END,
     attempts = e.attempts + 1, last_error = %(error)s, updated_at = clock_timestamp()
-WHERE e.event_id = ANY(%(ids)s) AND e.status = 'PENDING' AND (SELECT holds FROM fence)
-RETURNING e.event_id, e.status = 'DEAD' AS dead
+WHERE e.event_id = ANY(%(ids)s::uuid[]) AND e.status = 'PENDING' AND (SELECT holds FROM fence)
+RETURNING e.event_id::text, e.status = 'DEAD' AS dead
 """
 
 _WAITING = """
 -- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
-SELECT e.event_id, e.partition_key, extract(epoch FROM e.available_at - clock_timestamp())::float8
+SELECT e.event_id::text, e.partition_key, extract(epoch FROM e.available_at - clock_timestamp())::float8
 FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at > clock_timestamp() AND e.attempts > 0
   AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])

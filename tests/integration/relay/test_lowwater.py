@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -39,7 +38,7 @@ class Drain:
         self.low = LowWater(self.source, wait_for_open=wait_for_open)
         self.looks: list[datetime] = []
 
-    def look(self) -> list[UUID]:
+    def look(self) -> list[str]:
         low = self.low.begin()
         self.looks.append(low)
         parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT, "token": ""}
@@ -66,7 +65,7 @@ def fill(conn: psycopg.Connection[tuple[object, ...]], events: int) -> None:
     Outbox().enqueue(conn, *(NewEvent("t", {"n": n}, key=f"k{n % 3}") for n in range(events)))
 
 
-def late_event(drain: Drain, database: Database) -> tuple[list[UUID], UUID, UUID]:
+def late_event(drain: Drain, database: Database) -> tuple[list[str], str, str]:
     """Write A early and commit it late, in the middle of a drain, then write B of the same key; drain it all."""
     outbox = Outbox()
     with psycopg.connect(database.url) as late:
@@ -77,7 +76,7 @@ def late_event(drain: Drain, database: Database) -> tuple[list[UUID], UUID, UUID
     (second,) = outbox.enqueue(drain.conn, NewEvent("t", {}, key="late"))
     while batch := drain.look():
         order.extend(batch)
-    return order, first, second
+    return order, str(first), str(second)
 
 
 def test_an_event_committed_late_is_still_claimed_before_the_next_of_its_key(
