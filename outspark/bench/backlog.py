@@ -12,6 +12,7 @@ from psycopg import sql
 from outspark.bench.plan import Plan
 from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox.table import statements
+from outspark.errors import OutsparkError
 from outspark.relay.connection import PLANNER
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -131,7 +132,7 @@ def drained(conn: Connection, since: datetime, events: int) -> Drained:
     conn.execute("RESET ALL")
     row = conn.execute(_compose(COUNT, OUTBOX), {"since": since}).fetchone()
     if row != (events, 0):
-        raise AssertionError(f"of {events} events, (delivered, failed or left) are {row}")
+        raise OutsparkError(f"of {events} events, (delivered, failed or left) are {row}")
     times = {"since": since, "events": events, "points": POINTS}
     curve = [seconds for (seconds,) in conn.execute(_compose(CURVE, OUTBOX), times)]
     return Drained(events, curve)

@@ -32,7 +32,7 @@ DECLARE
   _types text[] := '{{}}';
   _claims int := 0;
   _token text;
-  _ids uuid[];
+  _ids text[];
   _changed bigint;
 BEGIN
   LOOP
@@ -41,7 +41,8 @@ BEGIN
     WITH claimed AS ({claim}) SELECT array_agg(event_id), min(created_at) INTO _ids, _low FROM claimed;
     COMMIT;
     EXIT WHEN _ids IS NULL;
-    WITH settled AS ({deliver}) SELECT count(*) INTO _changed FROM settled;
+    {deliver};
+    GET DIAGNOSTICS _changed = ROW_COUNT;
     COMMIT;
     IF _changed <> cardinality(_ids) THEN
       RAISE EXCEPTION 'settled % of % events', _changed, cardinality(_ids);

@@ -115,13 +115,15 @@ def bench(
         soak_minutes=soak,
     )
     results = (
-        _load(again) if again else _measure(plan.quick() if quick else plan, only or list(SCENARIOS), quick)
+        _load(again)
+        if again
+        else _measure(plan.quick() if quick else plan, only or list(SCENARIOS), quick, json)
     )
-    _report(results, json, plot, docs)
+    _report(results, plot, docs)
     return int(strict and not all(target.passed for target in results.targets))
 
 
-def _measure(plan: Plan, only: list[str], quick: bool) -> Results:
+def _measure(plan: Plan, only: list[str], quick: bool, json: Path) -> Results:
     for name in only:
         if name not in SCENARIOS:
             raise typer.BadParameter(f"--only {name!r} is not one of: {', '.join(SCENARIOS)}")
@@ -134,7 +136,7 @@ def _measure(plan: Plan, only: list[str], quick: bool) -> Results:
 
     command = shlex.join(["outspark", "bench", *_given])
     results = Results(command, machine.describe(), {}, asdict(plan), quick)
-    measure(plan, [name for name in SCENARIOS if name in only], results)
+    measure(plan, [name for name in SCENARIOS if name in only], results, lambda: results.save(json))
     return results
 
 
@@ -146,7 +148,7 @@ def _load(path: Path) -> Results:
     return Results.load(path)
 
 
-def _report(results: Results, json: Path, plot: Path, docs: Path | None) -> None:
+def _report(results: Results, plot: Path, docs: Path | None) -> None:
     from rich.console import Console
 
     from outspark.bench.report import print_report, write_docs
@@ -157,9 +159,8 @@ def _report(results: Results, json: Path, plot: Path, docs: Path | None) -> None
         raise _missing(error) from error
 
     print_report(results, Console(width=None if sys.stdout.isatty() else 240))
-    results.save(json)
     write_plot(results, plot)
-    written = [json, plot]
+    written = [plot]
     if docs is not None:
         picture = docs.with_suffix(".png")
         write_plot(results, picture)

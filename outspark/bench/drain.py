@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from outspark.bench import backlog, jetstream
@@ -53,14 +54,14 @@ class Sample:
         return self.usage[group].cpu / self.seconds if group in self.usage else 0.0
 
 
-def drain(arena: Arena, case: Case) -> Sample:
+def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
     """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
     with ExitStack() as stack:
         url = stack.enter_context(arena.database(case.events, case.finished))
         nats = stack.enter_context(Nats()) if case.destination == "nats" else None
         if nats is not None:
             jetstream.create_stream(nats.url)
-        host = _host(arena, case, url, nats)
+        host = _host(arena, case, url, nats, profile)
         stack.enter_context(host)
         conn = stack.enter_context(backlog.watch(url))
         roots = {"ours": host.pids, "postgres": [arena.server.pid]}
@@ -77,7 +78,7 @@ def drain(arena: Arena, case: Case) -> Sample:
         return Sample(backlog.drained(conn, since, case.events), meter.usage, meter.seconds, handovers)
 
 
-def _host(arena: Arena, case: Case, url: str, nats: Nats | None) -> Ceiling | Hosts:
+def _host(arena: Arena, case: Case, url: str, nats: Nats | None, profile: Path | None) -> Ceiling | Hosts:
     if case.host == "ceiling":
         return Ceiling(url, arena.plan)
     return Hosts(
@@ -87,6 +88,7 @@ def _host(arena: Arena, case: Case, url: str, nats: Nats | None) -> Ceiling | Ho
         lease=case.lease,
         destination=case.destination,
         broker=nats.url if nats is not None else None,
+        profile=profile,
     )
 
 

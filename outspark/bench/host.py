@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from outspark import logs
+from outspark.bench.profiling import profiled
 from outspark.relay.lane import Lane
 from outspark.relay.spec import share_out
 from outspark.settings import Settings
@@ -26,8 +28,11 @@ def main() -> None:
     if order["host"] == "spark":
         _relay(settings, closed)
     else:
-        lane = share_out(settings, order["instance"], {})[order["lane"]]
-        Lane(lane).run(closed.is_set)
+        lane = Lane(share_out(settings, order["instance"], {})[order["lane"]])
+        if order["profile"] is None:
+            lane.run(closed.is_set)
+        else:
+            profiled(lambda: lane.run(closed.is_set), Path(order["profile"]))
 
 
 def _relay(settings: Settings, closed: threading.Event) -> None:

@@ -32,7 +32,7 @@ EAGER = "20ms"
 
 EPOCHS = """
 -- How many slots have an owner, the fewest times one was taken, and how often all of them were
-SELECT count(*), coalesce(min(epoch), 0), coalesce(sum(epoch), 0)::int FROM {slots_table} WHERE NOT clean"""
+SELECT count(*) FILTER (WHERE NOT clean), coalesce(min(epoch), 0), coalesce(sum(epoch), 0)::int FROM {slots_table}"""
 
 
 @dataclass(slots=True)
@@ -49,6 +49,8 @@ class Hosts:
     doorbell: bool = False
     transform: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
+    profile: Path | None = None
+    """Where the first bare lane writes its profile; it is slower then."""
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _log: IO[str] | None = None
 
@@ -60,7 +62,15 @@ class Hosts:
         self._log = tempfile.NamedTemporaryFile("w+", prefix="outspark-bench-", suffix=".log")
         instance = secrets.token_hex(4)
         for lane in range(1 if self.host == "spark" else self.plan.lanes):
-            self._start({"host": self.host, "lane": lane, "instance": instance, "settings": self._settings()})
+            self._start(
+                {
+                    "host": self.host,
+                    "lane": lane,
+                    "instance": instance,
+                    "profile": str(self.profile) if self.profile and lane == 0 else None,
+                    "settings": self._settings(),
+                }
+            )
         try:
             self._await_ready()
         except BaseException:

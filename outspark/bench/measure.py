@@ -33,10 +33,11 @@ MEASURES: dict[str, Callable[[Run], None]] = {
 }
 
 
-def measure(plan: Plan, names: Sequence[str], results: Results) -> None:
-    """`results` grows as it goes."""
+def measure(plan: Plan, names: Sequence[str], results: Results, keep: Callable[[], None]) -> None:
+    """`results` grows as it goes; `keep` is called after each scenario."""
     with progress() as bar, Arena(plan) as arena:
         results.server = arena.settings()
         run = Run(arena, results, bar)
         for name in names:
             MEASURES[name](run)
+            keep()

@@ -77,6 +77,7 @@ def write_docs(results: Results, path: Path, plot: Path) -> None:
         "## What was measured",
         _workload(results),
         _markdown(COLUMNS, results.rows),
+        *_profile(results),
         METHOD.format(**results.plan).strip(),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +107,17 @@ def _workload(results: Results) -> str:
         f"batches of {plan['batch']}, {plan['rounds']} rounds. CPU is in seconds per 1000 events: ours, then that "
         "of PostgreSQL and of the broker."
     )
+
+
+def _profile(results: Results) -> list[str]:
+    if not results.profile:
+        return []
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in results.profile)
+    return [
+        "## What limits a lane that publishes to NATS",
+        f"PostgreSQL, the lanes and the NATS server share {results.machine['cores']} cores; the notes in the table say "
+        f'how much of them each took. Of the CPU time of a bare lane with `lease = "row"`, by a profiler: {shares}.',
+    ]
 
 
 def _machine(results: Results) -> str:

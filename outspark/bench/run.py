@@ -32,7 +32,7 @@ class Run:
 
     def step(self, what: str) -> None:
         """One more measurement is done; `what` says how it went."""
-        self.progress.console.print(what, highlight=False)
+        self.progress.console.print(what, highlight=False, soft_wrap=True)
         if self._task is not None:
             self.progress.advance(self._task)
 
@@ -60,6 +60,7 @@ class Run:
         self.progress.console.print(
             f"{target.name}: {target.reached:.3g} {target.unit} ({target.sense} {target.wanted:g}: {verdict})",
             highlight=False,
+            soft_wrap=True,
         )
 
     def _row(self, scenario: str, case: Case, drains: Sequence[Sample]) -> Row:

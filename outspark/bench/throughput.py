@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from statistics import median
 from typing import get_args
 
-from outspark.bench.drain import Case, Sample
+from outspark.bench.drain import Case, Sample, drain
+from outspark.bench.profiling import shares
 from outspark.bench.results import Target
 from outspark.bench.run import Run, paired
 from outspark.settings import Lease
@@ -23,8 +27,7 @@ def measure_drain(run: Run) -> None:
     samples = run.rounds(
         "drain", [ceiling, *(case for pair in zip(bare, spark, strict=True) for case in pair)]
     )
-    rates = sorted(sample.drained.rate for sample in samples[ceiling])
-    run.ceiling = rates[len(rates) // 2]
+    run.ceiling = median(sample.drained.rate for sample in samples[ceiling])
     run.add_drains("drain", samples)
     for case in spark:
         name = f"Spark, lease {case.lease}, of the ceiling"
@@ -53,8 +56,19 @@ def measure_nats(run: Run) -> None:
             row.note = _cores(samples[case][-1])
         name = f"NATS on Spark, lease {lease}, of the bare lanes"
         run.want(Target(name, "≥", WANTED_OF_BARE["nats"], paired(samples, spark, bare), "×"))
-        per_core = min(1000 / (sample.cpu_per_1000("ours") or 1) for sample in samples[bare])
-        run.want(Target(f"NATS, lease {lease}, per core of the lanes", "≥", 12_000, per_core, "events/s"))
+        per_core = median(1000 / (sample.cpu_per_1000("ours") or 1) for sample in samples[spark])
+        name = f"NATS on Spark, lease {lease}, per core that our processes use"
+        run.want(Target(name, "≥", 12_000, per_core, "events/s"))
+    profile_nats(run)
+
+
+def profile_nats(run: Run) -> None:
+    """One more drain, with a profiler on the first lane: it is slower, and only its proportions count."""
+    with tempfile.TemporaryDirectory(prefix="outspark-bench-") as folder:
+        path = Path(folder) / "profile"
+        drain(run.arena, Case("bare", "row", run.plan.events, "nats"), path)
+        run.results.profile = [[name, share] for name, share in shares(path)]
+    run.step("nats: profile: " + ", ".join(f"{name} {share:.0%}" for name, share in run.results.profile))
 
 
 def measure_finished(run: Run) -> None:
@@ -75,17 +89,17 @@ def measure_backlog(run: Run) -> None:
     samples = run.rounds("backlog", cases)
     run.add_drains("backlog", samples)
     for case in cases:
-        ratios = sorted(sample.drained.last_to_first for sample in samples[case])
+        ratio = median(sample.drained.last_to_first for sample in samples[case])
         name = f"lease {case.lease}, last tenth of {case.events:,} events, of the rate of the first"
-        run.want(Target(name, "≥", 0.9, ratios[len(ratios) // 2], "×"))
+        run.want(Target(name, "≥", 0.9, ratio, "×"))
         run.results.curves[f"backlog {case.lease}"] = samples[case][-1].drained.curve
     run.arena.clear()
 
 
 def _want_cpu(run: Run, case: Case, samples: list[Sample]) -> None:
-    cpu = sorted(sample.cpu_per_1000("ours") or 0.0 for sample in samples)
+    cpu = median(sample.cpu_per_1000("ours") or 0.0 for sample in samples)
     name = f"CPU of our processes on Spark, lease {case.lease}"
-    run.want(Target(name, "≤", 0.04, cpu[len(cpu) // 2], "s per 1000 events"))
+    run.want(Target(name, "≤", 0.04, cpu, "s per 1000 events"))
 
 
 def _cores(sample: Sample) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outspark.demo.interruptions import Interrupted, Interruptions
 from outspark.errors import ExtraMissing, OutsparkError
 
 if TYPE_CHECKING:
@@ -28,14 +26,6 @@ EPILOG = (
     "Exit codes: **0** the proof holds, **1** it does not, or the relay failed, **2** a flag is wrong or a "
     "package is missing, **130** interrupted."
 )
-
-
-class Interrupted(BaseException):
-    """Not an Exception: nothing but the command itself may handle it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def main(args: list[str]) -> int:
@@ -60,11 +50,11 @@ def demo(
         str, typer.Option("--broker", metavar="NAME", callback=_broker, help="Where events go: nats.")
     ] = "nats",
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", min=3, max=3600, help="How long the shop writes.")
-    ] = 20.0,
+        int, typer.Option("--seconds", metavar="N", min=3, max=3600, help="How long the shop writes.")
+    ] = 20,
     rate: Annotated[
-        float, typer.Option("--rate", metavar="N", min=10, max=5000, help="Events per second.")
-    ] = 400.0,
+        int, typer.Option("--rate", metavar="N", min=10, max=5000, help="Events per second.")
+    ] = 400,
     kill: Annotated[
         bool, typer.Option("--kill/--no-kill", help="Kill a lane's process in the middle of its work.")
     ] = True,
@@ -92,14 +82,15 @@ def demo(
     from outspark.demo.play import Plan
 
     try:
-        with _interruptions():
-            return _run(Plan(seconds=seconds, rate=rate, kill=kill, keep=keep), as_json=json)
+        with Interruptions() as interruptions:
+            plan = Plan(seconds=seconds, rate=rate, kill=kill, keep=keep)
+            return _run(plan, interruptions, as_json=json)
     except Interrupted as interrupted:
         typer.echo("interrupted; everything is stopped and removed", err=True)
         return 128 + interrupted.number
 
 
-def _run(plan: Plan, *, as_json: bool) -> int:
+def _run(plan: Plan, interruptions: Interruptions, *, as_json: bool) -> int:
     from rich.console import Console
 
     from outspark.demo import verdict
@@ -110,7 +101,9 @@ def _run(plan: Plan, *, as_json: bool) -> int:
     console = Console(stderr=True)
     console.print(INTRODUCTION, highlight=False)
     screen = open_screen(console)
-    with Stage(screen) as stage:
+    with ExitStack() as stack:
+        with interruptions.held():
+            stage = stack.enter_context(Stage(screen))
         try:
             with screen:
                 report = play(stage, plan, screen)
@@ -124,22 +117,5 @@ def _run(plan: Plan, *, as_json: bool) -> int:
             typer.echo(verdict.addresses(stage), err=True)
             with suppress(Interrupted):
                 threading.Event().wait()
+            typer.echo("\n stopping", err=True)
     return 0 if report.holds else 1
-
-
-@contextmanager
-def _interruptions() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the demo once; while it cleans up, which takes seconds, they are not heard again."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
@@ -35,6 +36,8 @@ url = "{url}"
 
 LANES, SLOTS = 2, 8
 _ANSWER_TIMEOUT = 2.0
+_GROUP_TIMEOUT = 2.0
+_POLL = 0.01
 _TAIL = 15
 
 
@@ -90,8 +93,11 @@ class Relay:
         self._stopped = True
         self._process.stop(timeout=timeout)
         # Its Java is in its process group. It ends by itself, but maybe not before the folder has to go.
+        deadline = time.monotonic() + _GROUP_TIMEOUT
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                time.sleep(_POLL)
 
     def close(self, timeout: float) -> None:
         self.stop(timeout)

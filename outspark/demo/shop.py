@@ -81,7 +81,6 @@ class Shop:
         self.committed_at: dict[str, float] = {}
         """When the commit of each event began, by `time.time`."""
         self.rolled_back: list[str] = []
-        self.orders = 0
 
     def start(self) -> None:
         self._work = [self._pool.submit(self._write) for _ in range(self.writers)]
@@ -146,7 +145,6 @@ class Shop:
 
     def _remember(self, number: int, *, is_new: bool, is_done: bool) -> None:
         with self._lock:
-            self.orders += is_new
             if is_new and not is_done:
                 self._open.append(number)
             elif is_done and number in self._open:

@@ -26,12 +26,12 @@ def show(report: Report, *, as_json: bool) -> None:
 
 def addresses(stage: Stage) -> str:
     return f"""\
- Everything is still running, until Ctrl-C. The shop is closed, but you can write:
+ The shop is closed; everything else runs on until Ctrl-C:
 
-   psql {stage.postgres.url()}
-   nats --server {stage.nats.url} stream view {STREAM}
-   curl {stage.relay.url}/stats
-   outspark enqueue --config {stage.relay.config} --type order.noted --payload '{{"version": 1}}' --key 1
+   database  {stage.postgres.url()}
+   broker    {stage.nats.url}, stream {STREAM}
+   relay     {stage.relay.url}/stats
+   settings  {stage.relay.config}, for outspark stats, enqueue, …
 """
 
 

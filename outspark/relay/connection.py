@@ -13,11 +13,15 @@ from outspark.errors import PoolerDetected
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 # The planner takes a hash expression for rare and would sort the whole backlog; after five executions it would
-# plan for any value of the parameters and go parallel. With these it walks the index in order and stops at the limit.
+# plan for any value of the parameters and go parallel. To update the claimed rows it would hash all that is pending,
+# which old statistics make look like little. With these it walks the index in order, stops at the limit, and finds
+# each claimed row by its primary key.
 PLANNER = {
     "enable_sort": "off",
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
     "max_parallel_workers_per_gather": "0",
     "plan_cache_mode": "force_custom_plan",
     "jit": "off",

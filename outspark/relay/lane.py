@@ -69,7 +69,9 @@ class Lane:
                 now = time.monotonic()
                 if stopped or now >= ends:
                     for desk in self.desks:
-                        if stopped or now >= latest or (desk.relieved and not desk.in_grace()):
+                        # Where a database is away there is nothing to hand over, and no relief can be heard.
+                        ready = desk.conn is None or (desk.relieved and not desk.in_grace())
+                        if stopped or ready or now >= latest:
                             owned.update(desk.owned())
                             self._release(desk)
                 if not worked:

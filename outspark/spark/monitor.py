@@ -41,14 +41,15 @@ class Monitor:
     channel: str
     _connections: dict[str, Connection] = field(default_factory=dict)
     _publishers: dict[str, Publisher] = field(default_factory=dict)
+    _well: set[str] = field(default_factory=set)
+    _unheard: set[str] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def preflight(self) -> None:
         """Refuse what no waiting can mend, such as a wrong table or a pooler. A database that is away may come."""
         for name, source in self.settings.sources.items():
             try:
-                with self._lock:
-                    self._look_at(name, source)
+                self._look(name, source)
             except psycopg.OperationalError as error:
                 log.warning("database does not answer yet", extra={"source": name, "error": _line(error)})
 
@@ -56,8 +57,7 @@ class Monitor:
         found = []
         for name, source in self.settings.sources.items():
             try:
-                with self._lock:
-                    self._connection(source).execute("SELECT 1")
+                self._look(name, source)
             except (psycopg.Error, OutsparkError) as error:
                 self._forget(source)
                 found.append(f"source {name}: {_line(error)}")
@@ -100,16 +100,18 @@ class Monitor:
         )
 
     def say_stop(self) -> bool:
-        """Tell all lanes to finish; False when a database could not be reached, and lanes there cannot hear."""
-        heard = True
-        for source in self.settings.sources.values():
+        """Tell all lanes to finish; False when no database could be reached, so that no lane can have heard it."""
+        heard = False
+        for name, source in self.settings.sources.items():
             try:
                 with self._lock:
                     control.say(self._connection(source), self.channel, control.STOP)
+                heard = True
             except (psycopg.Error, OutsparkError) as error:
                 self._forget(source)
-                log.warning("lanes cannot be told to stop", extra={"error": _line(error)})
-                heard = False
+                level = logging.DEBUG if name in self._unheard else logging.WARNING
+                log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": _line(error)})
+                self._unheard.add(name)
         return heard
 
     def close(self) -> None:
@@ -119,7 +121,16 @@ class Monitor:
             for publisher in self._publishers.values():
                 publisher.close()
 
-    def _look_at(self, name: str, source: SourceSettings) -> None:
+    def _look(self, name: str, source: SourceSettings) -> None:
+        """Closely until all was well once, because a database that was away may come back with a wrong table."""
+        with self._lock:
+            if name in self._well:
+                self._connection(source).execute("SELECT 1")
+            else:
+                self._look_closely(name, source)
+                self._well.add(name)
+
+    def _look_closely(self, name: str, source: SourceSettings) -> None:
         conn = self._connection(source)
         table = resolve(conn, TableName.parse(source.table))
         findings = contracts.get(source.contract).check_table(conn, table)

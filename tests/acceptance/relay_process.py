@@ -82,11 +82,9 @@ class RelayProcess:
 
     def get(self, path: str) -> Answer:
         """Status 0 when nobody answers."""
-        found = wait_for(
-            lambda: _PORT.search(self.log) or self._ended(), timeout=START, what="a port in the log"
-        )
+        port = wait_for(self._port, timeout=START, what="a port in the log")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}{path}", timeout=15) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=15) as response:
                 return Answer(response.status, response.read().decode())
         except urllib.error.HTTPError as error:
             with error:
@@ -137,6 +135,11 @@ class RelayProcess:
     def close(self) -> None:
         if self.running:
             self.kill()
+
+    def _port(self) -> str | None:
+        self._ended()
+        found = _PORT.search(self.log)
+        return found[1] if found else None
 
     def _ended(self) -> None:
         if not self.running:

@@ -32,9 +32,9 @@ class Journal:
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o600)
         self._path = path
 
-    def write(self, process: str, batch: int, event: UUID, deed: Deed, attempts: int) -> None:
-        entry = asdict(Entry(process, batch, event, deed, attempts, time.time()))
-        os.write(self._file, json.dumps({**entry, "event": str(event)}).encode() + b"\n")
+    def write(self, process: str, batch: int, event: UUID | str, deed: Deed, attempts: int) -> None:
+        entry = asdict(Entry(process, batch, UUID(str(event)), deed, attempts, time.time()))
+        os.write(self._file, json.dumps(entry, default=str).encode() + b"\n")
 
     def read(self) -> list[Entry]:
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]

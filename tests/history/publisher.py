@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from outspark.errors import DestinationDown
 from outspark.event import Event, Message
@@ -124,7 +123,7 @@ class JournalPublisher:
 
     def _note(self, message: Message, deed: Deed) -> None:
         attempts = int(message.headers["attempts"])
-        self._journal.write(self._process, self._batch, UUID(message.id), deed, attempts)
+        self._journal.write(self._process, self._batch, message.id, deed, attempts)
 
     def _unlucky(self, message: Message) -> bool:
         luck = random.Random(f"{self._conduct.seed}/{message.id}/{message.headers['attempts']}")

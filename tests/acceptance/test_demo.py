@@ -1,0 +1,228 @@
+"""The demo: its verdict on histories that are right and wrong, and the whole of it as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from outspark.contracts.upkeep import Stats
+from outspark.demo.proof import Fact, Proof, prove
+from outspark.demo.report import Incident, Report, latency
+from tests.waiting import wait_for
+
+COMMITTED = [Fact(f"{key}{number}", key, number) for key in "ab" for number in (1, 2, 3)]
+IN_ORDER = [COMMITTED[index] for index in (0, 3, 1, 4, 5, 2)]
+A1, A2, A3 = COMMITTED[:3]
+
+
+def judge(arrivals: list[Fact]) -> Proof:
+    return prove(COMMITTED, ["undone"], arrivals)
+
+
+def test_a_right_history_holds() -> None:
+    proof = judge(IN_ORDER)
+    assert proof.holds
+    assert (proof.committed, proof.rolled_back, proof.keys, proof.arrived) == (6, 1, 2, 6)
+    assert proof.twice == ()
+
+
+def test_a_lost_event_is_found() -> None:
+    proof = judge([fact for fact in IN_ORDER if fact != A2])
+    assert not proof.holds
+    assert proof.lost == (A2,)
+    assert proof.overtaken == ()
+
+
+def test_an_event_that_came_twice_is_told_and_no_fault() -> None:
+    proof = judge([*IN_ORDER, A1, A1])
+    assert proof.holds
+    assert proof.twice == (A1.id,)
+
+
+def test_an_overtaken_event_is_found() -> None:
+    swapped = {A2: A3, A3: A2}
+    proof = judge([swapped.get(fact, fact) for fact in IN_ORDER])
+    assert not proof.holds
+    assert proof.overtaken == ((A3, A2),)
+
+
+def test_a_second_arrival_does_not_mend_the_order() -> None:
+    proof = judge([A2, *IN_ORDER])
+    assert not proof.holds
+    assert proof.overtaken == ((A2, A1),)
+    assert proof.twice == (A2.id,)
+
+
+def test_a_rolled_back_event_is_found() -> None:
+    proof = judge([*IN_ORDER, Fact("undone", "a", 4)])
+    assert not proof.holds
+    assert proof.undone == ("undone",)
+    assert proof.unknown == ()
+
+
+def test_an_event_nobody_wrote_is_found() -> None:
+    proof = judge([*IN_ORDER, Fact("stray", "a", 4)])
+    assert not proof.holds
+    assert proof.unknown == ("stray",)
+
+
+@pytest.mark.parametrize("changed", [replace(A1, key="b"), replace(A1, number=7)])
+def test_an_event_changed_on_the_way_is_found(changed: Fact) -> None:
+    proof = judge([changed if fact == A1 else fact for fact in IN_ORDER])
+    assert not proof.holds
+    assert proof.altered == (changed,)
+
+
+def test_nothing_written_proves_nothing() -> None:
+    assert not prove([], [], []).holds
+
+
+SETTLED = Stats(
+    pending=0,
+    backoff=0,
+    scheduled=0,
+    delivering=0,
+    dead=0,
+    delivered=6,
+    delivered_exact=True,
+    oldest_age=None,
+    due_age=None,
+    oldest_lease=None,
+)
+REPORT = Report(
+    proof=judge(IN_ORDER),
+    outbox=SETTLED,
+    published=8,
+    stored=6,
+    latency=None,
+    incident=Incident(lane=1, pid=42, mid_batch=True, back_after_seconds=0.5),
+    wanted_incident=True,
+    seconds=40,
+)
+
+
+def test_a_report_counts_what_was_sent_twice() -> None:
+    assert REPORT.holds
+    assert (REPORT.sent_twice, REPORT.dropped) == (2, 2)
+    through = replace(REPORT, proof=judge([*IN_ORDER, A1]), stored=7)
+    assert through.holds
+    assert (through.sent_twice, through.dropped, through.to_json()["twice_at_consumer"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(REPORT, proof=judge(IN_ORDER[1:])),
+        replace(REPORT, outbox=replace(SETTLED, pending=1, due_age=timedelta(seconds=1))),
+        replace(REPORT, outbox=replace(SETTLED, delivering=1)),
+        replace(REPORT, outbox=replace(SETTLED, dead=1)),
+        replace(REPORT, outbox=replace(SETTLED, delivered=5)),
+        replace(REPORT, incident=None),
+    ],
+)
+def test_a_report_holds_only_if_every_claim_does(wrong: Report) -> None:
+    assert not wrong.holds
+    assert wrong.to_json()["holds"] is False
+
+
+def test_a_report_without_a_kill_asks_for_none() -> None:
+    assert replace(REPORT, incident=None, wanted_incident=False).holds
+
+
+def test_latency_is_over_events_known_on_both_sides() -> None:
+    committed = {str(number): 10.0 for number in range(101)}
+    arrived = {str(number): 10.0 + number / 1000 for number in range(101)} | {"stray": 99.0}
+    found = latency(committed, arrived)
+    assert found is not None
+    assert (found.p50, found.p99, found.max) == (50.0, 99.0, 100.0)
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A place for temporary files that PostgreSQL's own account can reach too."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def start(temporary: Path, *args: str, **environ: str) -> subprocess.Popen[str]:
+    """Its stderr goes to a file, for all to read while it runs."""
+    with (temporary / "stderr").open("w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "outspark", "demo", *args],
+            env={**os.environ, "TMPDIR": str(temporary), **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+
+def said(temporary: Path) -> str:
+    return (temporary / "stderr").read_text()
+
+
+def left_behind(temporary: Path) -> list[str]:
+    return sorted(path.name for path in temporary.iterdir() if path.name != "stderr")
+
+
+@pytest.mark.needs("nats", "spark")
+def test_the_demo_proves_itself(temporary: Path) -> None:
+    demo = start(temporary, "--seconds", "6", "--rate", "200", "--json")
+    stdout, _ = demo.communicate(timeout=280)
+    assert demo.returncode == 0, said(temporary)
+    result = json.loads(stdout)
+    assert result["holds"] is True
+    assert result["committed"] == result["arrived"] == result["outbox"]["delivered"] > 100
+    assert result["rolled_back"] > 0
+    assert result["committed"] > result["orders"] > 1
+    assert result["killed"]["back_after_seconds"] > 0
+    assert result["dropped_by_broker"] == result["sent_twice"]
+    for alarming in ("WARN", "ERROR", "Traceback", "Exception"):
+        assert alarming not in said(temporary)
+    assert left_behind(temporary) == []
+
+
+@pytest.mark.needs("nats", "spark")
+def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
+    demo = start(temporary)
+    try:
+        wait_for(lambda: "NATS is up" in said(temporary), timeout=60, what="the broker")
+        demo.send_signal(signal.SIGINT)
+        stdout, _ = demo.communicate(timeout=30)
+    finally:
+        demo.kill()
+    assert demo.returncode == 130
+    assert stdout == ""
+    assert said(temporary).endswith("interrupted; everything is stopped and removed\n")
+    assert left_behind(temporary) == []
+
+
+@pytest.mark.needs("nats", "spark")
+def test_a_relay_that_fails_shows_its_log(temporary: Path) -> None:
+    demo = start(temporary, JAVA_HOME=str(temporary))
+    stdout, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 1
+    assert stdout == ""
+    [log] = left_behind(temporary)
+    assert f"the relay ended by itself; its log is {temporary / log}" in said(temporary)
+    assert "has no bin/java" in said(temporary)
+
+
+def test_another_broker_is_refused(temporary: Path) -> None:
+    demo = start(temporary, "--broker", "pigeon")
+    demo.communicate(timeout=60)
+    assert demo.returncode == 2
+    assert "'pigeon' is not supported; allowed: nats" in said(temporary)

@@ -1,0 +1,186 @@
+"""A lane at work in the test's own process: an outbox, a broker that remembers, and the loop between them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from outspark.contracts.openoutbox.table import ddl
+from outspark.errors import DestinationDown
+from outspark.event import Message
+from outspark.new_event import NewEvent
+from outspark.outbox import Outbox
+from outspark.outcome import DELIVERED, Outcome, Retry
+from outspark.relay import control, workbench
+from outspark.relay.breaker import Destination
+from outspark.relay.lane import Lane, Report
+from outspark.relay.spec import LaneSpec, share_out
+from outspark.settings import Settings
+from tests.databases import Database
+from tests.waiting import wait_for
+
+
+@dataclass(slots=True)
+class Broker:
+    """Remembers what it was given, and answers as told; a payload is the name of the event."""
+
+    keeps_order: bool = False
+    down: bool = False
+    answers: dict[str, list[Outcome]] = field(default_factory=dict)
+    """What to answer to each event, one after the other; delivered when there is nothing left."""
+    batches: list[list[str]] = field(default_factory=list)
+    arrived: dict[str, float] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+
+    def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+        self.batches.append([message.payload.decode() for message in messages])
+        return [self._answer(message) for message in messages]
+
+    def _answer(self, message: Message) -> Outcome:
+        if self.down:
+            return Retry("nobody answers", counted=False)
+        name = message.payload.decode()
+        answers = self.answers.get(name)
+        outcome = answers.pop(0) if answers else DELIVERED
+        if outcome is DELIVERED:
+            self.messages.append(message)
+            self.arrived[name] = time.monotonic()
+        return outcome
+
+    def check(self, timeout: float) -> None:
+        if self.down:
+            raise DestinationDown("nobody answers")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def delivered(self) -> list[str]:
+        return [message.payload.decode() for message in self.messages]
+
+    def published(self) -> list[str]:
+        return [name for batch in self.batches for name in batch]
+
+
+@dataclass(slots=True)
+class Place:
+    database: Database
+    conn: psycopg.Connection[Any]
+    brokers: dict[str, Broker]
+    source: dict[str, Any] = field(default_factory=dict)
+    relay: dict[str, Any] = field(default_factory=dict)
+    routes: list[dict[str, Any]] = field(default_factory=list)
+    more_sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Further sources in the same database, as they differ from the first."""
+
+    @property
+    def broker(self) -> Broker:
+        (broker,) = self.brokers.values()
+        return broker
+
+    def settings(self) -> Settings:
+        retry = {"base_delay": "50ms", "max_delay": "50ms", "max_attempts": 3, "jitter": 0.0}
+        source = {
+            "url": self.database.url,
+            "slots": 2,
+            "poll_interval": "20ms",
+            "retry": retry,
+            **self.source,
+        }
+        return Settings.model_validate(
+            {
+                "relay": {"id": "test", "lanes": 1, "shift": "600s", **self.relay},
+                "sources": {
+                    "outbox": source,
+                    **{name: {**source, **more} for name, more in self.more_sources.items()},
+                },
+                "destinations": {name: {"type": "null"} for name in self.brokers},
+                "routes": self.routes,
+            }
+        )
+
+    def spec(self, instance: str = "one") -> LaneSpec:
+        (spec,) = share_out(self.settings(), instance, {})
+        return spec
+
+    def lane(self, instance: str = "one") -> Lane:
+        destinations = {name: Destination(name, broker, timeout=2.0) for name, broker in self.brokers.items()}
+        return Lane(self.spec(instance), destinations)
+
+    def work(self, until: Callable[[], bool], lane: Lane | None = None, timeout: float = 15.0) -> Report:
+        """Run a lane here until the condition holds."""
+        deadline = time.monotonic() + timeout
+
+        def over() -> bool:
+            assert time.monotonic() < deadline, f"not done in {timeout:g} s: {self.states()}"
+            return until()
+
+        return (lane or self.lane()).run(over)
+
+    def work_to_the_end(self, lane: Lane | None = None) -> Report:
+        return self.work(lambda: not self.waiting(), lane)
+
+    @contextmanager
+    def working(self, lane: Lane | None = None) -> Iterator[Lane]:
+        """A lane in a thread beside the test, stopped over its channel at the end."""
+        running = lane or self.lane()
+        thread = threading.Thread(target=running.run)
+        thread.start()
+        try:
+            yield running
+        finally:
+
+            def ended() -> bool:
+                control.say(self.conn, running.spec.channel, control.STOP)
+                return not thread.is_alive()
+
+            wait_for(ended, what="the end of the lane")
+            thread.join()
+
+    def enqueue(self, *names: str, key: str | None = None, **more: Any) -> None:
+        """Events whose payload is their name, in this order."""
+        events = [NewEvent(more.get("type", "t"), name, key, **_without_type(more)) for name in names]
+        Outbox().enqueue(self.conn, *events)
+
+    def set(self, name: str, **columns: Any) -> None:
+        """Change the row of an event behind the relay's back."""
+        for column, value in columns.items():
+            query = psycopg.sql.SQL("UPDATE openoutbox_events SET {} = %s WHERE payload = %s").format(
+                psycopg.sql.Identifier(column)
+            )
+            assert self.conn.execute(query, [value, name.encode()]).rowcount == 1
+
+    def waiting(self) -> int:
+        query = "SELECT count(*) FROM openoutbox_events WHERE status IN ('PENDING', 'DELIVERING')"
+        return int(self.ask(query)[0][0])
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        """Status and attempts of each event, by name."""
+        rows = self.ask("SELECT convert_from(payload, 'UTF8'), status, attempts FROM openoutbox_events")
+        return {name: (status, attempts) for name, status, attempts in rows}
+
+    def error(self, name: str) -> str:
+        query = "SELECT last_error FROM openoutbox_events WHERE payload = %s"
+        return str(self.ask(query, name.encode())[0][0])
+
+    def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self.conn.execute(query, parameters).fetchall()
+
+
+def _without_type(more: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in more.items() if name != "type"}
+
+
+def open_place(database: Database, *brokers: str) -> Place:
+    conn = database.connect()
+    conn.execute(ddl())
+    return Place(database, conn, {name: Broker() for name in brokers or ("broker",)})
+
+
+def close_place(place: Place) -> None:
+    workbench.discard(place.database.url)

@@ -1,0 +1,90 @@
+"""A destination that is down: nobody pays for it with attempts, and everything goes on when it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from outspark.contracts.names import TableName
+from outspark.contracts.openoutbox.table import ddl
+from tests.databases import Database
+from tests.integration.relay.place import Place, close_place, open_place
+from tests.waiting import wait_for
+
+
+@pytest.fixture(params=["row", "slot"])
+def two(request: pytest.FixtureRequest, database: Database) -> Iterator[Place]:
+    """Events of type `left.*` and `right.*` go to brokers of these names."""
+    place = open_place(database, "left", "right")
+    place.source["lease"] = request.param
+    place.routes = [{"match": f"{name}.*", "destination": name} for name in ("left", "right")]
+    yield place
+    close_place(place)
+
+
+def test_an_outage_burns_no_attempts(leased: Place) -> None:
+    leased.broker.down = True
+    leased.enqueue("a", "b", key="k")
+    leased.enqueue("c")
+
+    with leased.working() as lane:
+        wait_for(lambda: lane.destinations and lane.destinations["broker"].open)
+        tried = len(leased.broker.batches)
+        leased.enqueue("d", key="other")
+        leased.broker.down = False
+        wait_for(lambda: not leased.waiting())
+
+    assert leased.states() == dict.fromkeys("abcd", ("DELIVERED", 0))
+    assert leased.broker.published()[:tried].count("a") <= 1
+    assert [name for name in leased.broker.delivered() if name in "ab"] == ["a", "b"]
+
+
+def test_a_destination_that_is_down_is_only_probed(leased: Place) -> None:
+    leased.broker.down = True
+    leased.enqueue("a", key="k")
+
+    def probed_twice() -> bool:
+        (destination,) = (lane.destinations or {}).values()
+        return destination._pause > 0.7
+
+    lane = leased.lane()
+    report = leased.work(probed_twice, lane)
+
+    assert leased.broker.published() == ["a"]
+    assert report.breakers == {"broker": "nobody answers"}
+    assert leased.states() == {"a": ("PENDING", 0)}
+
+
+def test_the_others_go_on_when_one_of_two_is_down(two: Place) -> None:
+    two.brokers["left"].down = True
+    two.enqueue("l1", type="left.t", key="both")
+    two.enqueue("r1", type="right.t", key="both")
+    two.enqueue("r2", "r3", type="right.t", key="right only")
+    two.enqueue("l2", type="left.t")
+    two.enqueue("r4", type="right.t")
+
+    with two.working():
+        wait_for(lambda: two.waiting() == 3)
+        assert sorted(two.brokers["right"].delivered()) == ["r2", "r3", "r4"]
+        assert two.states()["r1"] == ("PENDING", 0)
+        two.brokers["left"].down = False
+        wait_for(lambda: not two.waiting())
+
+    assert sorted(two.brokers["left"].delivered()) == ["l1", "l2"]
+    assert two.brokers["right"].delivered()[-1] == "r1"
+    assert set(two.states().values()) == {("DELIVERED", 0)}
+
+
+def test_every_source_hears_that_a_destination_is_back(place: Place) -> None:
+    """Each source has its own list of what waits, while the breaker is shared."""
+    place.conn.execute(ddl(TableName("second")))
+    place.more_sources["second"] = {"table": "second"}
+    place.broker.down = True
+    place.enqueue("a", key="k")
+    place.conn.execute("INSERT INTO second SELECT * FROM openoutbox_events")
+
+    with place.working() as lane:
+        wait_for(lambda: lane.desks and all(loop.source.keys.down for loop in lane.desks[0].loops))
+        place.broker.down = False
+        wait_for(lambda: not place.waiting() and place.ask("SELECT status FROM second") == [("DELIVERED",)])

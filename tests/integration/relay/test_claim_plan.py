@@ -1,0 +1,74 @@
+"""The plan of a claim: in index order and no further than the limit, however much is finished already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal
+
+import pytest
+
+from outspark import contracts
+from outspark.contracts.names import TableName
+from outspark.contracts.slots import CREATE, compose, slots_table
+from outspark.relay.connection import connect
+from tests.databases import Database
+
+TABLE = TableName("openoutbox_events", "public")
+ALLOWED = {"Index Scan", "Index Only Scan", "Incremental Sort", "Limit", "CTE Scan", "Nested Loop"}
+"""An Incremental Sort only orders ids within one created_at, as they come from the index."""
+
+FILL = """\
+-- Finished events, and a backlog with and without keys
+INSERT INTO openoutbox_events (event_id, event_type, partition_key, payload, status, delivered_at)
+SELECT gen_random_uuid(), 't', CASE WHEN n %% 10 > 0 THEN 'key-' || n %% 1000 END, 'x',
+       CASE WHEN n <= %(finished)s THEN 'DELIVERED' ELSE 'PENDING' END, now()
+FROM generate_series(1, %(finished)s + 3000) AS n"""
+
+
+@pytest.fixture(scope="module", params=[0, 300_000], ids=["nothing finished", "300k finished"])
+def filled(request: pytest.FixtureRequest, postgres_server: Any) -> Iterator[Database]:
+    name = f"plans_{request.param}"
+    with connect(postgres_server.url(), "admin") as admin:
+        admin.execute(f'CREATE DATABASE "{name}"'.encode())
+        database = Database(postgres_server.url(name))
+        conn = database.connect()
+        for statement in contracts.get("openoutbox").statements(TABLE):
+            conn.execute(statement.encode())
+        conn.execute(compose(CREATE, TABLE).encode())
+        conn.execute(FILL, {"finished": request.param})
+        conn.execute("VACUUM ANALYZE openoutbox_events")
+        yield database
+        database.close()
+        admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[str]:
+    yield plan["Node Type"]
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+@pytest.mark.parametrize("blocked", [[], [f"key-{n}" for n in range(100)]], ids=["free", "100 keys blocked"])
+@pytest.mark.parametrize(("ordering", "lease"), [("key", "row"), ("key", "slot"), ("none", "row")])
+def test_a_claim_walks_the_index(
+    filled: Database, ordering: Literal["key", "none"], lease: Literal["row", "slot"], blocked: list[str]
+) -> None:
+    statements = contracts.get("openoutbox").lane_statements(
+        TABLE.identifier, slots_table(TABLE).identifier, slots=8, ordering=ordering, lease=lease
+    )
+    parameters = {
+        "slots": [0, 2, 4, 6],
+        "blocked": blocked,
+        "types": [],
+        "low": datetime(1, 1, 1),
+        "limit": 500,
+        "token": "t",
+    }
+    with connect(filled.url, "lane") as lane:
+        row = lane.execute(f"EXPLAIN (FORMAT JSON) {statements.claim}".encode(), parameters).fetchone()
+
+    assert row is not None
+    found = set(nodes(row[0][0]["Plan"])) - {"ModifyTable", "LockRows"}
+    assert found <= ALLOWED, row[0]
+    assert "Index Scan" in found

@@ -1,0 +1,241 @@
+"""Who owns a slot: locks, epochs, the fence around every settle, and what a new owner finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outspark import contracts
+from outspark.contracts.names import TableName
+from outspark.contracts.slots import slots_table
+from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
+from outspark.metrics import LEASES_LOST_TOTAL, Tally
+from outspark.outcome import DELIVERED, Retry
+from outspark.relay.connection import Connection, connect
+from outspark.relay.owner import Owner
+from outspark.relay.settling import Settler
+from outspark.relay.slots import Slots
+from outspark.relay.source import Source
+from outspark.relay.tenure import Tenure
+from tests.integration.relay.place import Place
+from tests.waiting import wait_for
+
+TABLE = TableName("openoutbox_events", "public")
+SLOTS = (0, 1)
+ELSEWHERE = Owner("test", "one", 0, "another-host/4026531836", 1)
+GONE = Owner("test", "one", 0, Owner.here("", "", 0).host, 2**22 - 1)
+HERE = Owner.here("test", "one", 0)
+GRACE = 0.3
+
+
+class OwnerOfSlots:
+    """An owner on a connection of its own, as a lane is, but moved by hand."""
+
+    def __init__(self, place: Place, owner: Owner = HERE, count: int = 2) -> None:
+        settings = place.settings().sources["outbox"]
+        contract = contracts.get("openoutbox")
+        statements = contract.lane_statements(
+            TABLE.identifier, slots_table(TABLE).identifier, slots=2, ordering="key", lease=settings.lease
+        )
+        self.conn: Connection = connect(place.database.url, "owner")
+        self.source = Source("outbox", settings, self.conn, statements, contract.upkeep(TABLE), Tally())
+        self.slots = Slots(self.conn, TABLE, SLOTS, count, owner)
+        self.tenure = Tenure(self.source, self.slots, hold=0.0, grace=GRACE)
+        self.settler = Settler(self.source, self.tenure)
+        place.database._open.callback(self.conn.close)
+
+    def take(self) -> bool:
+        self.slots.prepare()
+        return self.tenure.take()
+
+    def claim(self, token: str = "outspark/test") -> list[Any]:
+        nothing: list[str] = []
+        parameters = {"blocked": nothing, "types": nothing, "low": "-infinity", "limit": 100, "token": token}
+        return self.source.events(self.source.statements.claim, {"slots": self.tenure.active, **parameters})
+
+    def vanish(self) -> None:
+        self.conn.close()
+
+    def steal(self, from_: OwnerOfSlots) -> None:
+        """Take the slots although their locks are held, as after a failover that forgot them."""
+        from_.conn.execute("SELECT pg_advisory_unlock_all()")
+        self.take()
+
+
+@pytest.fixture
+def owner(leased: Place) -> OwnerOfSlots:
+    return OwnerOfSlots(leased)
+
+
+def test_every_event_has_a_slot_with_and_without_a_key(leased: Place, owner: OwnerOfSlots) -> None:
+    for number in range(20):
+        leased.enqueue(f"keyed {number}", key=f"k{number}")
+        leased.enqueue(f"free {number}")
+    owner.take()
+
+    claimed = {slot: self_claim(owner, slot) for slot in SLOTS}
+
+    assert all(0 < len(names) < 40 for names in claimed.values())
+    assert sorted(claimed[0] + claimed[1]) == sorted(leased.states())
+
+
+def self_claim(owner: OwnerOfSlots, slot: int) -> list[str]:
+    owner.tenure.active = [slot]
+    return [event.payload.decode() for event in owner.claim()]
+
+
+def test_a_slot_has_one_owner(leased: Place, owner: OwnerOfSlots) -> None:
+    second = OwnerOfSlots(leased)
+
+    assert owner.take()
+    assert not second.take()
+    owner.vanish()
+    wait_for(lambda: second.tenure.take() and second.tenure.active == [0, 1])
+
+
+@pytest.mark.parametrize("outcome", [DELIVERED, Retry("no luck")])
+def test_a_settle_with_an_old_epoch_changes_nothing(leased: Place, owner: OwnerOfSlots, outcome: Any) -> None:
+    leased.enqueue("a", "b", key="k")
+    owner.take()
+    events = owner.claim()
+
+    OwnerOfSlots(leased, ELSEWHERE).steal(owner)
+    after_the_theft = leased.states()
+
+    with pytest.raises(OwnershipLost, match="taken by another owner"):
+        owner.settler.settle(events, [outcome, DELIVERED], [None, None], "outspark/test")
+    with pytest.raises(OwnershipLost):
+        owner.tenure.prove()
+    assert leased.states() == after_the_theft
+
+
+def test_a_settle_under_another_token_loses_only_its_leases(place: Place) -> None:
+    owner = OwnerOfSlots(place)
+    place.enqueue("a", "b", key="k")
+    owner.take()
+    events = owner.claim("outspark/test/1")
+    place.set("a", locked_by="another relay")
+
+    owner.settler.settle(events, [DELIVERED, DELIVERED], [None, None], "outspark/test/1")
+
+    assert place.states() == {"a": ("DELIVERING", 0), "b": ("DELIVERED", 0)}
+    assert owner.source.tally.value(LEASES_LOST_TOTAL, source="outbox") == 1
+
+
+def test_a_clean_hand_over_needs_no_wait_and_no_adoption(leased: Place, owner: OwnerOfSlots) -> None:
+    leased.enqueue("a", key="k")
+    owner.take()
+    owner.tenure.leave()
+    owner.vanish()
+
+    second = OwnerOfSlots(leased, ELSEWHERE)
+    assert wait_for(second.take)
+
+    assert second.tenure.suspects == []
+
+
+@pytest.mark.parametrize("vanished", [GONE, HERE], ids=["process gone", "this process"])
+def test_an_owner_that_ended_for_certain_is_not_waited_for(leased: Place, vanished: Owner) -> None:
+    first = OwnerOfSlots(leased, vanished)
+    first.take()
+    first.vanish()
+
+    second = OwnerOfSlots(leased, ELSEWHERE)
+    assert wait_for(second.take)
+
+    assert second.tenure.active == [0, 1]
+
+
+def test_an_owner_that_vanished_elsewhere_is_waited_for(leased: Place) -> None:
+    leased.enqueue("a", key="k")
+    first = OwnerOfSlots(leased, ELSEWHERE)
+    first.take()
+    first.claim()
+    first.vanish()
+
+    second = OwnerOfSlots(leased)
+    second.slots.prepare()
+    wait_for(lambda: second.tenure.take() or second.tenure.grace_ends() is not None)
+    assert second.tenure.active == []
+
+    # Whoever comes next in the middle of the grace waits, too, and adopts what was in flight.
+    second.tenure.leave()
+    second.vanish()
+    third = OwnerOfSlots(leased)
+    third.slots.prepare()
+    wait_for(lambda: third.tenure.take() or third.tenure.grace_ends() is not None)
+    assert third.tenure.active == []
+
+    wait_for(third.tenure.take)
+    assert third.tenure.active == [0, 1]
+    assert len(third.tenure.suspects) == 1
+
+
+def test_what_was_in_flight_is_adopted_and_counted(place: Place) -> None:
+    place.enqueue("a", "b", "c", key="k")
+    place.set("c", attempts=2)
+    first = OwnerOfSlots(place)
+    first.take()
+    first.claim()
+    first.vanish()
+
+    second = OwnerOfSlots(place)
+    assert wait_for(second.take)
+
+    assert place.states() == {"a": ("PENDING", 1), "b": ("PENDING", 1), "c": ("DEAD", 3)}
+    assert len(second.tenure.suspects) == 2
+
+
+def test_leases_of_other_relays_are_not_adopted(place: Place) -> None:
+    place.enqueue("a", key="k")
+    first = OwnerOfSlots(place)
+    first.take()
+    first.claim(token="some other relay")
+    first.vanish()
+
+    second = OwnerOfSlots(place)
+    assert wait_for(second.take)
+
+    assert place.states() == {"a": ("DELIVERING", 0)}
+
+
+def test_another_number_of_slots_is_refused(leased: Place, owner: OwnerOfSlots) -> None:
+    owner.take()
+
+    with pytest.raises(SettingsError, match=r"slots = 3 for .*works with slots = 2"):
+        OwnerOfSlots(leased, count=3).take()
+
+
+def test_a_role_that_may_not_create_the_table_is_told_the_statement(place: Place) -> None:
+    place.conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    place.conn.execute("CREATE ROLE modest_relay LOGIN")
+    place.conn.execute("GRANT SELECT, UPDATE ON openoutbox_events TO modest_relay")
+    try:
+        with connect(place.database.url, "modest") as conn:
+            conn.execute("SET ROLE modest_relay")
+            with pytest.raises(SlotsTableMissing, match="CREATE TABLE IF NOT EXISTS") as error:
+                Slots(conn, TABLE, SLOTS, 2, HERE).prepare()
+        place.conn.execute(str(error.value.args[0]).encode())
+        with connect(place.database.url, "modest") as conn:
+            place.conn.execute("GRANT SELECT, INSERT, UPDATE ON outspark_slots TO modest_relay")
+            conn.execute("SET ROLE modest_relay")
+            Slots(conn, TABLE, SLOTS, 2, HERE).prepare()
+    finally:
+        place.conn.execute("DROP OWNED BY modest_relay")
+        place.conn.execute("DROP ROLE modest_relay")
+
+
+def test_a_lane_reports_the_missing_table_and_goes_on_when_it_is_there(place: Place) -> None:
+    place.conn.execute("CREATE TABLE outspark_slots (oops int)")
+    place.enqueue("a", key="k")
+    lane = place.lane()
+
+    def mended() -> bool:
+        if lane.desks and lane.desks[0].problem:
+            place.conn.execute("DROP TABLE IF EXISTS outspark_slots")
+        return not place.waiting()
+
+    place.work(mended, lane)
+
+    assert place.broker.delivered() == ["a"]

@@ -1,0 +1,102 @@
+"""From one shift to the next, from one relay to another, and after an end that was not meant to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from outspark.event import Message
+from outspark.outcome import Outcome
+from tests.databases import Database
+from tests.history.checker import check
+from tests.history.stage import Draft, open_stage
+from tests.integration.relay.place import Broker, Place
+from tests.waiting import wait_for
+
+
+@pytest.mark.parametrize("lease", ["row", "slot"])
+def test_a_hand_over_under_a_trickle_loses_and_doubles_nothing(
+    lease: str, database: Database, tmp_path: Path
+) -> None:
+    with open_stage(
+        database, tmp_path, relay={"lanes": 1, "shift": "300ms"}, source={"lease": lease}
+    ) as stage:
+        relay = stage.relay()
+
+        def trickle() -> bool:
+            relay.tick()
+            stage.write(Draft("k"), Draft(None))
+            processes = {entry.process for entry in stage.entries()}
+            return len(processes) >= 4
+
+        wait_for(trickle, timeout=30, what="the fourth shift")
+        wait_for(stage.finished)
+        relay.stop()
+
+        history = stage.history()
+        assert check(history) == []
+        deliveries = Counter(entry.event for entry in history.entries if entry.deed == "delivered")
+        assert set(deliveries.values()) == {1}
+        assert stage.query("SELECT bool_and(clean) FROM outspark_slots") == [(True,)]
+
+
+def test_two_relays_with_the_same_id_stay_apart(database: Database, tmp_path: Path) -> None:
+    with open_stage(database, tmp_path, relay={"id": "twin", "lanes": 1}) as stage:
+        first, second = stage.relay(), stage.relay()
+        stage.write(*(Draft(f"k{number % 5}") for number in range(50)))
+        wait_for(stage.finished)
+        first.stop()
+        stage.write(*(Draft(f"k{number % 5}") for number in range(50)))
+        wait_for(stage.finished)
+        second.stop()
+
+        assert check(stage.history()) == []
+
+
+def test_an_exception_in_a_batch_is_no_clean_end(leased: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was in flight is adopted, and its key does not go on without it."""
+    leased.source["batch_size"] = 1
+    leased.enqueue("a", "b", key="k")
+    publish = Broker.publish
+
+    def interrupt(self: Broker, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Broker, "publish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        leased.work_to_the_end()
+    monkeypatch.setattr(Broker, "publish", publish)
+
+    leased.work_to_the_end()
+
+    assert leased.broker.delivered() == ["a", "b"]
+    assert leased.states() == {"a": ("DELIVERED", 1), "b": ("DELIVERED", 0)}
+
+
+def test_a_lost_connection_in_a_batch_is_made_good(leased: Place) -> None:
+    leased.enqueue("a", key="k")
+
+    def cut() -> bool:
+        query = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'outspark%'"
+        )
+        if len(leased.broker.batches) == 1 and "b" not in leased.states():
+            leased.ask(query)
+            leased.enqueue("b", key="k")
+        return not leased.waiting() and "b" in leased.states()
+
+    leased.work(cut)
+
+    assert leased.broker.delivered() == ["a", "b"]
+
+
+def test_noise_on_the_channel_hurts_nobody(place: Place) -> None:
+    with place.working() as lane:
+        wait_for(lambda: lane.desks and lane.desks[0].holds_baton)
+        for payload in ("", "ready", "ready one two", "ready 0", "free"):
+            place.conn.execute("SELECT pg_notify(%s, %s)", [lane.spec.channel, payload])
+        place.enqueue("a")
+        wait_for(lambda: place.broker.arrived)

@@ -1,0 +1,119 @@
+"""How soon a lane sees a new event: polling at the latest, and at once when the doorbell is installed.
+
+Only sparse bursts can tell: in a dense stream the next event wakes the lane for the one it missed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from outspark.contracts.doorbell import doorbell_ddl
+from outspark.contracts.names import TableName
+from outspark.outcome import Retry
+from outspark.relay import desk
+from outspark.relay.doorbell import Doorbell
+from tests.integration.relay.place import Place
+from tests.waiting import wait_for
+
+FALLBACK = 60.0
+LATE = 3.0
+SILENCE = 0.23
+BURSTS = 25
+
+
+@dataclass(slots=True)
+class DistantDoorbell(Doorbell):
+    """A few milliseconds from the database, so that a writer can get in between a look and the sleep."""
+
+    def _try(self) -> bool:
+        self.conn.execute("SELECT pg_sleep(0.004)")
+        return Doorbell._try(self)
+
+
+@dataclass(slots=True)
+class ForgetfulDoorbell(DistantDoorbell):
+    look_again: bool = False
+
+
+@pytest.fixture
+def street(place: Place) -> Place:
+    place.conn.execute(doorbell_ddl(TableName("openoutbox_events"), 1).encode())
+    place.source.update(doorbell=True, poll_interval=f"{FALLBACK:g}s")
+    return place
+
+
+def missed_bursts(street: Place, bursts: int) -> int:
+    """Write in bursts with silence after each; did one leave something lying about, with nobody to ring for it?
+
+    The first events of a burst wake the lane for good; the last one comes when it may just be falling asleep.
+    """
+    rng = random.Random(5)
+    written: list[str] = []
+    missed = 0
+    with street.working() as lane:
+        wait_for(lambda: lane.desks and lane.desks[0].holds_baton)
+        for burst in range(bursts):
+            for number in range(size := rng.randint(4, 12)):
+                if number == size - 1:
+                    street.ask("SELECT pg_sleep(%s)", rng.uniform(0, 0.012))
+                written.append(f"{burst}.{number}")
+                street.enqueue(written[-1], key="k")
+            try:
+                wait_for(lambda: len(street.broker.arrived) == len(written), timeout=LATE)
+            except AssertionError:
+                missed += 1
+                break
+            street.ask("SELECT pg_sleep(%s)", SILENCE)
+    return missed
+
+
+def test_the_doorbell_misses_nothing(street: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "Doorbell", DistantDoorbell)
+
+    assert missed_bursts(street, BURSTS) == 0
+
+
+def test_without_the_second_look_it_does(street: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "Doorbell", ForgetfulDoorbell)
+
+    assert missed_bursts(street, 4 * BURSTS) == 1
+
+
+def test_a_lane_beyond_the_doorbell_polls(street: Place) -> None:
+    street.conn.execute("DROP TRIGGER outspark_doorbell ON openoutbox_events")
+    street.source["poll_interval"] = "50ms"
+    street.enqueue("a")
+
+    street.work_to_the_end()
+
+    assert street.broker.delivered() == ["a"]
+
+
+def test_polling_finds_what_comes_after_a_long_silence(place: Place) -> None:
+    place.source["poll_interval"] = "100ms"
+    with place.working() as lane:
+        wait_for(lambda: lane.desks and lane.desks[0].holds_baton)
+        place.ask("SELECT pg_sleep(0.5)")
+        place.enqueue("a")
+        wait_for(lambda: place.broker.arrived, timeout=5)
+
+
+def test_a_retry_is_not_left_to_the_fallback_poll(street: Place) -> None:
+    street.enqueue("a", key="k")
+    street.broker.answers["a"] = [Retry("no luck")]
+
+    started = time.monotonic()
+    street.work_to_the_end()
+
+    assert time.monotonic() - started < FALLBACK / 2
+
+
+def test_a_stop_is_heard_in_the_deepest_sleep(street: Place) -> None:
+    started = time.monotonic()
+    with street.working() as lane:
+        wait_for(lambda: lane.desks and lane.desks[0].next_look() > time.monotonic() + FALLBACK / 2)
+    assert time.monotonic() - started < FALLBACK / 2

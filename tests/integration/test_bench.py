@@ -1,0 +1,144 @@
+"""The bench in its shortest form: every part measures what it says. No number is judged here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outspark.bench import backlog, command, probe
+from outspark.bench.arena import Arena
+from outspark.bench.drain import Case, drain
+from outspark.bench.hosts import Hosts
+from outspark.bench.plan import Plan
+from outspark.bench.plot import write_plot
+from outspark.bench.profiling import shares
+from outspark.bench.results import Results, Row, Target
+from outspark.bench.trickle import install_doorbell
+from outspark.errors import OutsparkError
+from tests.waiting import wait_for
+
+EVENTS = 3000
+PLAN = Plan(events=EVENTS, batch=200).quick()
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    with Arena(PLAN) as arena:
+        yield arena
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("ceiling", "row", EVENTS),
+        Case("bare", "row", EVENTS),
+        Case("bare", "slot", EVENTS),
+        Case("bare", "slot", EVENTS, finished=1000),
+        pytest.param(Case("bare", "row", EVENTS, "nats"), marks=pytest.mark.needs("nats")),
+        pytest.param(Case("spark", "slot", EVENTS), marks=pytest.mark.needs("spark")),
+    ],
+    ids=str,
+)
+def test_a_drain_delivers_everything_and_says_how(arena: Arena, case: Case) -> None:
+    sample = drain(arena, case)
+    curve = sample.drained.curve
+    assert sample.drained.events == EVENTS
+    assert len(curve) == backlog.POINTS
+    assert curve == sorted(curve)
+    assert 0 < curve[0] <= sample.drained.seconds <= sample.seconds
+    assert sample.usage["postgres"].cpu > 0
+    assert (sample.usage["ours"].peak > 0) == (case.host != "ceiling")
+    assert ("nats" in sample.usage) == (case.destination == "nats")
+
+
+def test_an_event_left_behind_fails_the_drain(arena: Arena) -> None:
+    with arena.database(EVENTS) as url, backlog.watch(url) as conn:
+        since = backlog.reveal(conn)
+        assert not backlog.is_drained(conn)
+        conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED', delivered_at = clock_timestamp()")
+        assert backlog.is_drained(conn)
+        backlog.drained(conn, since, EVENTS)
+        conn.execute("UPDATE openoutbox_events SET status = 'PENDING' WHERE partition_key = 'key-7'")
+        assert not backlog.is_drained(conn)
+        with pytest.raises(OutsparkError, match=str(EVENTS)):
+            backlog.drained(conn, since, EVENTS)
+
+
+def test_the_last_tenth_beside_the_first() -> None:
+    steady = [0.1 * hundredth for hundredth in range(1, 101)]
+    slower = [*steady[:90], *(9.0 + 0.2 * hundredth for hundredth in range(1, 11))]
+    assert backlog.Drained(1000, steady).last_to_first == pytest.approx(1.0)
+    assert backlog.Drained(1000, slower).last_to_first == pytest.approx(0.5)
+
+
+def test_the_probe_stamps_every_event(arena: Arena, tmp_path: Path) -> None:
+    stamps = tmp_path / "stamps"
+    with arena.database() as url, psycopg.connect(url, autocommit=True) as conn:
+        install_doorbell(conn, PLAN.lanes)
+        environ = {probe.VARIABLE: str(stamps)}
+        with Hosts("bare", url, PLAN, doorbell=True, transform=probe.HOOK, environ=environ):
+            backlog.append(conn, PLAN, 100)
+            wait_for(lambda: backlog.is_drained(conn), what="an empty outbox")
+        ids = {str(id) for (id,) in conn.execute("SELECT event_id FROM openoutbox_events")}
+    assert len(ids) == 100
+    assert probe.read(stamps).keys() == ids
+
+
+def test_a_profile_adds_up(arena: Arena, tmp_path: Path) -> None:
+    drain(arena, Case("bare", "row", EVENTS), tmp_path / "profile")
+    found = dict(shares(tmp_path / "profile"))
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert found["outspark.relay"] > 0
+
+
+def test_results_survive_their_file(tmp_path: Path) -> None:
+    results = _results()
+    results.rows.append(Row("drain", "spark", "row", "null", events=EVENTS, rates=[1.0], rate=1.0))
+    results.targets.append(Target("ratio", "≥", 0.85, 0.9, "×"))
+    results.targets.append(Target("latency", "≤", 4.0, 5.0, "ms"))
+    results.save(tmp_path / "bench.json")
+    assert Results.load(tmp_path / "bench.json") == results
+    assert [target.passed for target in results.targets] == [True, False]
+
+
+def test_the_command_writes_table_json_plot_and_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, page = tmp_path / "bench.json", tmp_path / "page.md"
+    reports = ["--plot", str(tmp_path / "bench.png"), "--docs", str(page)]
+    assert command.main(["--quick", "--only", "writers", "--json", str(data), *reports]) == 0
+    assert "What it must reach" in capsys.readouterr().out
+    results = Results.load(data)
+    assert [len(row.rates) for row in results.rows] == [PLAN.writer_rounds] * 2
+    assert [target.reached > 0 for target in results.targets] == [True]
+    assert results.server["fsync"] == "on"
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+    assert "](page.png)" in page.read_text()
+
+    written = page.read_text()
+    assert command.main(["--from", str(data), *reports]) == 0
+    assert page.read_text() == written
+
+
+def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
+    results = _results()
+    results.rows.append(Row("drain", "ceiling", "row", "–", rate=2.0, ratio=1.0))
+    results.rows.append(Row("drain", "spark", "row", "null", rate=1.8, ratio=0.9))
+    times = [0.1 * hundredth for hundredth in range(1, 101)]
+    results.curves = {"trickle polling": [-0.1, 5.0, 20.0], "backlog row": times, "soak": [[0, 10], [60, 11]]}
+    write_plot(results, tmp_path / "all.png")
+    results.curves = {}
+    write_plot(results, tmp_path / "bars.png")
+    assert (tmp_path / "all.png").stat().st_size > (tmp_path / "bars.png").stat().st_size > 0
+
+
+def test_an_unknown_scenario_is_refused() -> None:
+    with pytest.raises(Exception, match="drain, share, nats"):
+        command.main(["--only", "everything"])
+
+
+def _results() -> Results:
+    return Results("outspark bench", {"cores": "2"}, {"server_version": "18"}, {})
