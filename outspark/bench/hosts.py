@@ -26,7 +26,7 @@ from outspark.settings import Lease
 Host = Literal["bare", "spark"]
 Destination = Literal["null", "nats"]
 
-START_TIMEOUT, STOP_TIMEOUT = 120.0, 40.0
+START_TIMEOUT, STOP_TIMEOUT = 240.0, 40.0
 # An idle lane looks again after this: whoever reveals a backlog does not wait for the first look.
 EAGER = "20ms"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from outspark.bench.results import Results, Row, Target
+from outspark.bench.results import WARM_UP, Results, Row, Target
 
 HOSTS = {"ceiling": "ceiling (SQL)", "bare": "bare lanes", "spark": "on Spark"}
 
@@ -53,6 +53,8 @@ the rounds count.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
   {trickle_rate:g} events a second that come at random; both times from the machine's monotonic clock.
 - **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.
+- **soak**: {soak_rate:,.0f} events a second, memory read every second; growth is the rise of a line fitted to all but
+  the first {warm_up:.0%} of the time.
 - **CPU** is user and system time of the processes and all their children; "ours" are Python and the JVM. Memory is
   their resident size added up, so that pages they share count several times.
 """
@@ -78,7 +80,7 @@ def write_docs(results: Results, path: Path, plot: Path) -> None:
         _workload(results),
         _markdown(COLUMNS, results.rows),
         *_profile(results),
-        METHOD.format(**results.plan).strip(),
+        METHOD.format(**results.plan, warm_up=WARM_UP).strip(),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")

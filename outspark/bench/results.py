@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+WARM_UP = 0.3
+"""Share of a soak that is left out: a JVM takes its heap step by step at first."""
+
 
 @dataclass(slots=True)
 class Row:

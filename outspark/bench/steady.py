@@ -11,13 +11,11 @@ import psycopg
 from outspark.bench import backlog
 from outspark.bench.hosts import Hosts
 from outspark.bench.processes import Meter, Usage
-from outspark.bench.results import Row, Target
+from outspark.bench.results import WARM_UP, Row, Target
 from outspark.bench.run import Run
 from outspark.bench.trickle import POLL_INTERVAL, install_doorbell
 
 FEED = 0.2
-WARM_UP = 0.3
-"""Share of a soak that is left out: a JVM takes its heap step by step at first."""
 
 
 def measure_idle(run: Run) -> None:

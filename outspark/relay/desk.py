@@ -107,9 +107,9 @@ class Desk:
         self._count_rings()
         self.conn, self.loops = None, []
 
-    def in_grace(self) -> bool:
-        """A grace would begin anew with the next shift, so it is waited out in this one."""
-        return any(loop.tenure is not None and loop.tenure.grace_ends() is not None for loop in self.loops)
+    def taking_over(self) -> bool:
+        """A grace would begin anew with the next shift and suspects would travel with others, so this one ends it."""
+        return any(loop.tenure is not None and loop.tenure.taking_over() for loop in self.loops)
 
     def abandon(self) -> None:
         """Drop the connection as it is: its locks go, and what was in flight is the next owner's to adopt."""

@@ -70,7 +70,7 @@ class Lane:
                 if stopped or now >= ends:
                     for desk in self.desks:
                         # Where a database is away there is nothing to hand over, and no relief can be heard.
-                        ready = desk.conn is None or (desk.relieved and not desk.in_grace())
+                        ready = desk.conn is None or (desk.relieved and not desk.taking_over())
                         if stopped or ready or now >= latest:
                             owned.update(desk.owned())
                             self._release(desk)

@@ -71,6 +71,8 @@ class SourceLoop:
         budget = self.source.settings.lease_timeout.total_seconds() / 2
         outcomes, destinations = self.dispatcher.dispatch(events, budget, self._prove)
         self.settler.settle(events, outcomes, destinations, token)
+        if self.tenure is not None and self.tenure.suspects:
+            self.tenure.clear_blocked()
 
     def _prove(self) -> None:
         if self.tenure is not None:

@@ -55,6 +55,10 @@ class Tenure:
     def grace_ends(self) -> float | None:
         return min((due for due, _ in self._graced), default=None)
 
+    def taking_over(self) -> bool:
+        """Is there something left to do because the last owner vanished?"""
+        return bool(self._graced or self.suspects)
+
     def fence(self) -> dict[str, Any]:
         return {
             "source": self.slots.source,
@@ -74,12 +78,18 @@ class Tenure:
         self.suspects.clear()
         self.source.keys.clear()
 
+    def clear_blocked(self) -> None:
+        """No longer suspect what stands behind an event that did not pass: it joins the others when its turn comes.
+
+        At once, because the key may be free again, its head among the others, before the next suspect goes out.
+        """
+        keys = self.source.keys
+        self.suspects = [(id, key) for id, key in self.suspects if key is None or key not in keys]
+
     def next_suspect(self) -> str | None:
-        """The next suspect that may go out; one whose key is blocked joins the others when its turn comes."""
+        """The next suspect to go out."""
         while self.suspects:
             suspect, key = self.suspects.pop(0)
-            if key is not None and key in self.source.keys:
-                continue
             if self.source.settings.lease == "row" or self._count_attempt(suspect, key):
                 return suspect
         return None
@@ -116,6 +126,7 @@ class Tenure:
             rows = [(event, key) for event, key, is_dead in adopted if not is_dead]
             dead = len(adopted) - len(rows)
         self.suspects.extend((event, key) for event, key in rows)
+        self.clear_blocked()
         self.source.count("dead", dead)
         if rows or dead:
             self.source.tally.add(metrics.ADOPTED_TOTAL, len(rows) + dead, source=self.source.name)

@@ -46,7 +46,9 @@ class Monitor:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def preflight(self) -> None:
-        """Refuse what no waiting can mend, such as a wrong table or a pooler. A database that is away may come."""
+        """Refuse what no waiting can mend: wrong options, a wrong table, a pooler. A database that is away may come."""
+        for name in self.settings.destinations:
+            self._publisher(name)
         for name, source in self.settings.sources.items():
             try:
                 self._look(name, source)

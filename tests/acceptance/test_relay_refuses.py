@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.relay_process import CLI, StartRelay, clean_environ
+from tests.acceptance.relay_process import CLI, START, StartRelay, clean_environ
 from tests.databases import Database
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.needs("spark")
+
+LOCKS = """\
+SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+WHERE locktype = 'advisory' AND datname = current_database()"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,15 @@ def test_nowhere_to_send_to(outspark: Outspark) -> None:
     assert "no destination is configured" in done.stderr
 
 
+def test_wrong_options_of_a_destination(outspark: Outspark) -> None:
+    config = outspark.folder / "mine.toml"
+    config.write_text('[destinations.bus]\ntype = "nats"\noptions = { strem = "orders" }\n')
+    done = outspark("relay", "--url", outspark.url, "--config", str(config))
+    assert done.returncode == 2
+    assert "destinations.bus.options: strem" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_missing_table(outspark: Outspark) -> None:
     done = outspark.relay()
     assert done.returncode == 1
@@ -102,3 +116,21 @@ def test_a_port_in_use(outspark: Outspark) -> None:
     assert done.returncode == 2
     assert "server.port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_two_relays_with_one_id_are_only_warned_of(
+    outspark: Outspark, database: Database, start_relay: StartRelay
+) -> None:
+    outspark.init()
+    same = ("--url", database.url, "--to", "null")
+    first = start_relay(*same, environ={"OUTSPARK__RELAY__ID": "twin"})
+    locks = database.connect()
+    wait_for(
+        lambda: locks.execute(LOCKS).fetchone() == (1,),
+        timeout=START,
+        what="the first relay's lock on its id",
+    )
+    second = start_relay(*same, environ={"OUTSPARK__RELAY__ID": "twin"})
+    second.await_log("another relay with this id is at work on this database")
+    assert first.running
+    assert second.running

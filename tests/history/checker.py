@@ -135,7 +135,7 @@ def attempts(evidence: Evidence) -> Iterator[str]:
         fewest, most = len(failures) - forgotten, len(failures) + in_flight
         if not fewest <= row.attempts <= most:
             yield f"{id} has {row.attempts} attempts, not {fewest} to {most}"
-        if event.behaviour is Behaviour.POISON and evidence.count(id, "died") > history.rules.max_attempts:
+        if event.behaviour is Behaviour.POISON and evidence.count(id, "died") > _deadly_attempts(history):
             yield f"{id} killed {evidence.count(id, 'died')} lanes, more than its attempts"
 
 
@@ -151,11 +151,19 @@ def leases(evidence: Evidence) -> Iterator[str]:
                 yield f"{id} was claimed by {other.process} while {holder.process} held it"
 
 
+def _deadly_attempts(history: History) -> int:
+    """How many lanes a poison event may kill. Where a claim leaves no mark, a death in company is not counted; it
+    only makes suspects of those who were there. That happens once, and again when a suspect fell back among others:
+    the key was blocked before its turn came, or the relay was stopped."""
+    return history.rules.max_attempts * (1 if history.rules.lease == "row" else 2)
+
+
 def _parked(evidence: Evidence, event: Written) -> bool:
+    """A parked key keeps what comes after its dead event, and what was scheduled and fell due too late."""
     if evidence.history.rules.on_dead == "continue" or event.key is None:
         return False
-    earlier = [other for other in evidence.keys[event.key] if other.place < event.place]
-    return any(evidence.history.rows[other.id].status == "DEAD" for other in earlier)
+    dead = [other for other in evidence.keys[event.key] if evidence.history.rows[other.id].status == "DEAD"]
+    return any(other.place < event.place or event.due is not None for other in dead)
 
 
 def _passed(evidence: Evidence, earlier: Written, number: int, first_seen: float) -> bool:

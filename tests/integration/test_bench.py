@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import psycopg
@@ -141,4 +142,4 @@ def test_an_unknown_scenario_is_refused() -> None:
 
 
 def _results() -> Results:
-    return Results("outspark bench", {"cores": "2"}, {"server_version": "18"}, {})
+    return Results("outspark bench", {"cores": "2"}, {"server_version": "18"}, asdict(PLAN))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import pytest
+from psycopg import sql
 
 from outspark import contracts
 from outspark.contracts.names import TableName
@@ -30,7 +31,7 @@ FROM generate_series(1, %(finished)s + 3000) AS n"""
 def filled(request: pytest.FixtureRequest, postgres_server: Any) -> Iterator[Database]:
     name = f"plans_{request.param}"
     with connect(postgres_server.url(), "admin") as admin:
-        admin.execute(f'CREATE DATABASE "{name}"'.encode())
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         database = Database(postgres_server.url(name))
         conn = database.connect()
         for statement in contracts.get("openoutbox").statements(TABLE):
@@ -40,7 +41,7 @@ def filled(request: pytest.FixtureRequest, postgres_server: Any) -> Iterator[Dat
         conn.execute("VACUUM ANALYZE openoutbox_events")
         yield database
         database.close()
-        admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[str]:
@@ -66,7 +67,7 @@ def test_a_claim_walks_the_index(
         "token": "t",
     }
     with connect(filled.url, "lane") as lane:
-        row = lane.execute(f"EXPLAIN (FORMAT JSON) {statements.claim}".encode(), parameters).fetchone()
+        row = lane.execute(b"EXPLAIN (FORMAT JSON) " + statements.claim.encode(), parameters).fetchone()
 
     assert row is not None
     found = set(nodes(row[0][0]["Plan"])) - {"ModifyTable", "LockRows"}

@@ -16,6 +16,11 @@ from tests.history.stage import Draft, open_stage
 from tests.integration.relay.place import Broker, Place
 from tests.waiting import wait_for
 
+CUT = """\
+-- End the session of the lane
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND starts_with(application_name, 'outspark')"""
+
 
 @pytest.mark.parametrize("lease", ["row", "slot"])
 def test_a_hand_over_under_a_trickle_loses_and_doubles_nothing(
@@ -76,21 +81,24 @@ def test_an_exception_in_a_batch_is_no_clean_end(leased: Place, monkeypatch: pyt
     assert leased.states() == {"a": ("DELIVERED", 1), "b": ("DELIVERED", 0)}
 
 
-def test_a_lost_connection_in_a_batch_is_made_good(leased: Place) -> None:
-    leased.enqueue("a", key="k")
+def test_a_session_lost_in_the_middle_of_a_batch_is_made_good(
+    leased: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased.enqueue("a", "b", key="k")
+    publish = Broker.publish
 
-    def cut() -> bool:
-        query = (
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'outspark%'"
-        )
-        if len(leased.broker.batches) == 1 and "b" not in leased.states():
-            leased.ask(query)
-            leased.enqueue("b", key="k")
-        return not leased.waiting() and "b" in leased.states()
+    def cut(self: Broker, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+        if not self.batches:
+            leased.ask(CUT)
+        return publish(self, messages, timeout)
 
-    leased.work(cut)
+    monkeypatch.setattr(Broker, "publish", cut)
 
-    assert leased.broker.delivered() == ["a", "b"]
+    leased.work_to_the_end()
+
+    # Delivered, but not settled: it comes again before the rest of its key goes on.
+    assert leased.broker.delivered() in (["a", "b", "a", "b"], ["a", "a", "b"])
+    assert leased.states()["a"] == ("DELIVERED", 1)
 
 
 def test_noise_on_the_channel_hurts_nobody(place: Place) -> None:

@@ -1,0 +1,13 @@
+"""How many random histories are played: one of each kind in the suite, several under `make faults`."""
+
+from __future__ import annotations
+
+import pytest
+
+ROUNDS = 5
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "round" in metafunc.fixturenames:
+        chosen = "faults" in metafunc.config.getoption("markexpr")
+        metafunc.parametrize("round", range(ROUNDS if chosen else 1))

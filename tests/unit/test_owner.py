@@ -1,0 +1,43 @@
+"""Owners as text, and what can be known about one that is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from outspark.relay.owner import Owner
+
+
+@pytest.mark.parametrize("relay", ["relay-1", "relay with spaces", "a instance=b lane=1", "ö"])
+def test_text_and_parse_are_inverse(relay: str) -> None:
+    owner = Owner.here(relay, "i1", 3)
+
+    assert Owner.parse(str(owner)) == owner
+
+
+@pytest.mark.parametrize("text", ["", "somebody", "r instance=i lane=x host=h pid=1"])
+def test_what_is_no_owner_is_nobody(text: str) -> None:
+    assert Owner.parse(text) is None
+
+
+def test_one_in_this_process_has_ended() -> None:
+    assert Owner.here("r", "i", 0).has_ended()
+
+
+def test_one_in_a_living_process_has_not() -> None:
+    assert not dataclasses.replace(Owner.here("r", "i", 0), pid=os.getppid()).has_ended()
+
+
+def test_one_whose_process_is_gone_has() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+
+    assert dataclasses.replace(Owner.here("r", "i", 0), pid=process.pid).has_ended()
+
+
+def test_of_another_host_nothing_is_known() -> None:
+    assert not dataclasses.replace(Owner.here("r", "i", 0), host="elsewhere/1").has_ended()
