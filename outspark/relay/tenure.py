@@ -83,16 +83,20 @@ class Tenure:
 
         At once, because the key may be free again, its head among the others, before the next suspect goes out.
         """
-        keys = self.source.keys
-        self.suspects = [(id, key) for id, key in self.suspects if key is None or key not in keys]
+        self.suspects = [suspect for suspect in self.suspects if not self._is_blocked(suspect[1])]
 
     def next_suspect(self) -> str | None:
         """The next suspect to go out."""
         while self.suspects:
             suspect, key = self.suspects.pop(0)
+            if self._is_blocked(key):
+                continue
             if self.source.settings.lease == "row" or self._count_attempt(suspect, key):
                 return suspect
         return None
+
+    def _is_blocked(self, key: str | None) -> bool:
+        return key is not None and key in self.source.keys
 
     def _begin(self, ready: list[Taken]) -> None:
         slots = [taken.slot for taken in ready]
@@ -126,7 +130,6 @@ class Tenure:
             rows = [(event, key) for event, key, is_dead in adopted if not is_dead]
             dead = len(adopted) - len(rows)
         self.suspects.extend((event, key) for event, key in rows)
-        self.clear_blocked()
         self.source.count("dead", dead)
         if rows or dead:
             self.source.tally.add(metrics.ADOPTED_TOTAL, len(rows) + dead, source=self.source.name)
