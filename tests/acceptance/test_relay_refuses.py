@@ -69,7 +69,9 @@ def test_nowhere_to_send_to(outspark: Outspark) -> None:
 
 def test_wrong_options_of_a_destination(outspark: Outspark) -> None:
     config = outspark.folder / "mine.toml"
-    config.write_text('[destinations.bus]\ntype = "nats"\noptions = { strem = "orders" }\n')
+    config.write_text(
+        '[destinations.bus]\ntype = "nats"\nurl = "nats://127.0.0.1:1"\noptions = { strem = "orders" }\n'
+    )
     done = outspark("relay", "--url", outspark.url, "--config", str(config))
     assert done.returncode == 2
     assert "destinations.bus.options: strem" in done.stderr

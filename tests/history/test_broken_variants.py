@@ -96,6 +96,22 @@ def _a_crash_with_the_head_in_flight(stage: Stage, variant: str | None) -> None:
     relay.stop()
 
 
+def _a_suspect_that_meets_an_outage(stage: Stage, variant: str | None) -> None:
+    head, *_ = stage.write(Draft("k", Behaviour.KILL_BEFORE), Draft("k"), Draft("k"))
+    relay = stage.relay(variant)
+    wait_for(lambda: stage.did(head, "died"))
+    stage.conduct.outage.touch()
+
+    def tried_again() -> bool:
+        relay.tick()
+        return stage.did(head, "down")
+
+    wait_for(tried_again)
+    stage.conduct.outage.unlink()
+    wait_for(stage.finished)
+    relay.stop()
+
+
 def _two_relays(stage: Stage, variant: str | None) -> None:
     stage.write(Draft("k", Behaviour.MEET), Draft("k"))
     relays = [stage.relay(variant), stage.relay(variant)]
@@ -138,6 +154,10 @@ SCENES: dict[str, list[Scene]] = {
     "settle_before_publish": [
         Scene(_a_crash_before_delivery, "is settled as delivered, but was not"),
         Scene(_a_crash_before_delivery, "is settled as delivered, but was not", {"lease": "slot"}),
+    ],
+    "keep_blocked_suspects": [
+        Scene(_a_suspect_that_meets_an_outage, "overtook"),
+        Scene(_a_suspect_that_meets_an_outage, "overtook", {"lease": "slot"}),
     ],
     "never_adopt": [Scene(_a_crash_with_the_head_in_flight, "overtook", {"batch_size": 1})],
 }

@@ -17,6 +17,7 @@ from outspark.relay import dispatch
 from outspark.relay.keys import BlockedKeys
 from outspark.relay.loop import SourceLoop
 from outspark.relay.slots import Slots
+from outspark.relay.tenure import Tenure
 
 
 def claim_by_available_at() -> None:
@@ -86,6 +87,15 @@ def never_adopt() -> None:
     _replace("_ADOPT", "e.status = 'DELIVERING' AND", "false AND e.status = 'DELIVERING' AND")
 
 
+def keep_blocked_suspects() -> None:
+    """What stands behind a suspect that did not pass goes out when its key is free, even before that one."""
+
+    def clear_blocked(self: Tenure) -> None:
+        return
+
+    _set(Tenure, "clear_blocked", clear_blocked)
+
+
 def _replace(name: str, old: str, new: str) -> None:
     text = getattr(statements, name)
     assert old in text, f"{name} has changed, and this variant breaks nothing any more"
@@ -109,5 +119,6 @@ BROKEN: Final[dict[str, Callable[[], None]]] = {
         settle_before_publish,
         never_adopt,
         free_keys_early,
+        keep_blocked_suspects,
     )
 }

@@ -85,25 +85,3 @@ def test_a_parked_key_stays_parked_when_a_suspect_dies(database: Database, tmp_p
         relay_to_the_end(stage)
 
         assert check(stage.history()) == []
-
-
-@pytest.mark.parametrize("lease", ["row", "slot"])
-def test_a_suspect_that_meets_an_outage_is_not_overtaken_by_the_next(
-    lease: str, database: Database, tmp_path: Path
-) -> None:
-    with open_stage(database, tmp_path, relay={"lanes": 1}, source=source(lease)) as stage:
-        head, *_ = stage.write(Draft("k", Behaviour.KILL_BEFORE), Draft("k"), Draft("k"))
-        relay = stage.relay()
-        wait_for(lambda: stage.did(head, "died"))
-        stage.conduct.outage.touch()
-
-        def tried_again() -> bool:
-            relay.tick()
-            return stage.did(head, "down")
-
-        wait_for(tried_again)
-        stage.conduct.outage.unlink()
-        wait_for(stage.finished)
-        relay.stop()
-
-        assert check(stage.history()) == []
