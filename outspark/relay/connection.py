@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import psycopg
-from psycopg.types.json import set_json_loads
 
 from outspark.errors import PoolerDetected
 
@@ -50,18 +48,12 @@ def connect(url: str, name: str) -> Connection:
     )
     try:
         _refuse_pooler(conn)
-        set_json_loads(_load_json, conn)
         settings = {**PLANNER, **SERVER_KEEPALIVES}
         conn.execute(CONFIGURE, {"names": list(settings), "values": list(settings.values())})
     except BaseException:
         conn.close()
         raise
     return conn
-
-
-def _load_json(data: str | bytes) -> Any:
-    # Most events carry no headers; parsing these two bytes was a tenth of a lane's time.
-    return {} if data == b"{}" else json.loads(data)
 
 
 def _refuse_pooler(conn: Connection) -> None:

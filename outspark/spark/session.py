@@ -52,6 +52,9 @@ SETTINGS = {
     "spark.sql.ui.retainedExecutions": "20",
 }
 
+# The JVM only hands out tasks: what its best compiler would cost in the first minutes is better spent in the lanes.
+LEAN_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
 LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -91,7 +94,7 @@ def _submitted() -> bool:
 
 
 def _own_settings(relay: RelaySettings) -> dict[str, str]:
-    java_options = {"spark.driver.extraJavaOptions": f"-XX:+UseSerialGC {_quiet()}"}
+    java_options = {"spark.driver.extraJavaOptions": f"{LEAN_JVM} {_quiet()}"}
     if not relay.master.startswith("local"):
         return SETTINGS | java_options
     prepare_environment()

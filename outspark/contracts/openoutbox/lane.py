@@ -15,7 +15,9 @@ from psycopg import sql
 
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
 
-_EVENT = """e.event_id::text, e.event_type, e.partition_key, e.payload, e.headers, e.attempts, e.created_at"""
+# Most events carry no headers, and no headers cost the driver nothing.
+_EVENT = """e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{}}'), e.attempts,
+  e.created_at"""
 
 # Events without a key have no order among themselves, so their id spreads them.
 _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
@@ -182,7 +184,7 @@ def lane_statements(
     owned, marked = ordering == "key", lease == "row"
     parts: dict[str, sql.Composable] = {
         "table": table,
-        "event": sql.SQL(_EVENT),
+        "event": sql.SQL(_EVENT).format(),
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(slots)),
         "fence": sql.SQL(_FENCE).format(slots_table=slots_table) if owned else sql.SQL(_NO_FENCE),
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
