@@ -1,8 +1,11 @@
 """The ceiling: claim and settle as a loop in SQL inside the server, one client per lane.
 
-It runs the very statements of a lane under `lease = "row"`, with the planner settings of a lane's session, claim
-and settle each in a transaction of its own, and its low-water mark rises with every batch. What it lacks is what a
-relay must add: rows that travel to a client, Python, a destination, and care about who else writes.
+Its claim is a fixed yardstick, the plain statement that anybody would write for a lease on rows: lock the oldest
+ready events, mark them, return them. So the ceiling does not move when a lane's own statements get better. Those,
+too, run inside the server beside it (`own`), with a low-water mark that rises with every batch. Both have the planner
+settings of a lane's session and its fenced settle, claim and settle each in a transaction of its own.
+What they lack is what a relay must add: rows that travel to a client, Python, a destination, and care about who
+else writes.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ BEGIN
   LOOP
     _claims := _claims + 1;
     _token := format('outspark/ceiling/%s/%s', _slots[1], _claims);
-    WITH claimed AS ({claim}) SELECT array_agg(event_id), min(created_at) INTO _ids, _low FROM claimed;
+    WITH claimed AS ({claim}) SELECT array_agg(event_id), {low} INTO _ids, _low FROM claimed;
     COMMIT;
     EXIT WHEN _ids IS NULL;
     {deliver};
@@ -51,6 +54,19 @@ BEGIN
 END
 $loop$"""
 
+PLAIN_CLAIM = """
+-- Lock the oldest ready events of the slots, mark them and return them
+WITH next AS (
+  SELECT e.event_id FROM {table} e
+  WHERE e.status = 'PENDING' AND e.available_at <= now()
+    AND mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {slots})::int = ANY(_slots)
+    AND (e.partition_key IS NULL OR e.partition_key <> ALL(_blocked))
+  ORDER BY e.created_at, e.event_id LIMIT _limit FOR UPDATE
+)
+UPDATE {table} e SET status = 'DELIVERING', locked_by = _token, locked_at = now(), updated_at = now()
+FROM next WHERE e.event_id = next.event_id
+RETURNING e.event_id::text, e.payload, e.created_at"""
+
 CALL = "CALL outspark_ceiling(%s::int[], %s::bigint[], %s, %s)"
 
 _PLACE = re.compile(r"%\((\w+)\)s")
@@ -62,6 +78,7 @@ class Ceiling:
 
     url: str
     plan: Plan
+    own: bool = False
     pids: tuple[int, ...] = ()
     _clients: list[tuple[Connection, dict[int, int]]] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -70,7 +87,7 @@ class Ceiling:
     def __enter__(self) -> Self:
         with psycopg.connect(self.url, autocommit=True) as conn:
             conn.execute(slot_statements.compose(slot_statements.CREATE, OUTBOX).encode())
-            conn.execute(_procedure(self.plan))
+            conn.execute(_procedure(self.plan, self.own))
         for lane in range(self.plan.lanes):
             client = connect(self.url, f"ceiling {lane}")
             self._clients.append((client, _take(client, range(lane, self.plan.slots, self.plan.lanes))))
@@ -109,12 +126,16 @@ def _take(conn: Connection, slots: Iterable[int]) -> dict[int, int]:
     return {slot: epoch for slot, epoch, _, _ in rows}
 
 
-def _procedure(plan: Plan) -> sql.Composed:
+def _procedure(plan: Plan, own: bool) -> sql.Composed:
     statements = contracts.get("openoutbox").lane_statements(
         OUTBOX.identifier, slots_table(OUTBOX).identifier, slots=plan.slots, ordering="key", lease="row"
     )
-    claim, deliver = (_with_variables(text) for text in (statements.claim, statements.deliver))
-    return sql.SQL(PROCEDURE).format(claim=claim, deliver=deliver)
+    plain = sql.SQL(PLAIN_CLAIM).format(table=OUTBOX.identifier, slots=sql.Literal(plan.slots))
+    return sql.SQL(PROCEDURE).format(
+        claim=_with_variables(statements.claim) if own else plain,
+        low=sql.SQL("min(created_at)" if own else "'-infinity'::timestamptz"),
+        deliver=_with_variables(statements.deliver),
+    )
 
 
 def _with_variables(statement: str) -> sql.SQL:

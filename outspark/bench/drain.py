@@ -25,7 +25,7 @@ SLOWEST = 200.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    host: Literal["ceiling", "bare", "spark"]
+    host: Literal["ceiling", "own", "bare", "spark"]
     lease: Lease
     events: int
     destination: Destination = "null"
@@ -79,8 +79,8 @@ def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
 
 
 def _host(arena: Arena, case: Case, url: str, nats: Nats | None, profile: Path | None) -> Ceiling | Hosts:
-    if case.host == "ceiling":
-        return Ceiling(url, arena.plan)
+    if case.host == "ceiling" or case.host == "own":
+        return Ceiling(url, arena.plan, own=case.host == "own")
     return Hosts(
         case.host,
         url,

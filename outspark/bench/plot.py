@@ -14,7 +14,7 @@ from outspark.bench.results import Results
 
 Panel = Callable[[Axes, Results], None]
 
-COLOURS = {"ceiling": "#8a8f98", "bare": "#4c9be8", "spark": "#e8743b"}
+COLOURS = {"ceiling": "#8a8f98", "own": "#b9bdc4", "bare": "#4c9be8", "spark": "#e8743b"}
 
 
 def write_plot(results: Results, path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from outspark.bench.results import WARM_UP, Results, Row, Target
 
-HOSTS = {"ceiling": "ceiling (SQL)", "bare": "bare lanes", "spark": "on Spark"}
+HOSTS = {"ceiling": "ceiling (SQL)", "own": "lane's SQL", "bare": "bare lanes", "spark": "on Spark"}
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "scenario": lambda row: row.scenario,
@@ -45,8 +45,9 @@ one transaction; the time runs from there to the last `delivered_at`, both by th
 event must be delivered at its first attempt, or the run fails. Drains that are compared take turns, and medians of
 the rounds count.
 
-- **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane. They are the
-  lanes' own statements, in transactions and under planner settings like theirs.
+- **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
+  planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, from the beginning), a yardstick that stays the same.
+- **lane's SQL**: the same loop with the statements that a lane really uses, which are faster.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
 - **NATS**: JetStream on disk; afterwards the stream must hold every event.

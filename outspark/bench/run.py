@@ -69,7 +69,7 @@ class Run:
             scenario=scenario,
             host=case.host,
             lease=case.lease,
-            destination=case.destination if case.host != "ceiling" else "–",
+            destination=case.destination if case.host not in ("ceiling", "own") else "–",
             events=case.events,
             rates=[sample.drained.rate for sample in drains],
             rate=rate,

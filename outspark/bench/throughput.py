@@ -21,11 +21,11 @@ WANTED_OF_BARE = {"null": 0.95, "nats": 0.9}
 def measure_drain(run: Run) -> None:
     """Ceiling, bare lanes and Spark, both leases, no destination to wait for."""
     events = run.plan.events
-    ceiling = Case("ceiling", "row", events)
+    ceiling, own = Case("ceiling", "row", events), Case("own", "row", events)
     bare = [Case("bare", lease, events) for lease in LEASES]
     spark = [Case("spark", lease, events) for lease in LEASES]
     samples = run.rounds(
-        "drain", [ceiling, *(case for pair in zip(bare, spark, strict=True) for case in pair)]
+        "drain", [ceiling, own, *(case for pair in zip(bare, spark, strict=True) for case in pair)]
     )
     run.ceiling = median(sample.drained.rate for sample in samples[ceiling])
     run.add_drains("drain", samples)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outspark.errors import EventInvalid
-from outspark.event import Event, Message, wire_headers
+from outspark.event import NO_HEADERS, Event, Message, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
 from outspark.outcome import DELIVERED, HELD, Dead, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
@@ -71,7 +71,8 @@ class Dispatcher:
             if sent is None:
                 return Parcel(key, None, None, Skipped())
             route = self.router.route(sent.type, sent.key)
-            message = Message(event.id, route.topic, sent.key, sent.payload, wire_headers(sent.headers))
+            headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
+            message = Message(event.id, route.topic, sent.key, sent.payload, headers)
             return Parcel(key, self.destinations[route.destination], message)
         except EventInvalid as error:
             return Parcel(key, None, None, Dead(str(error)))

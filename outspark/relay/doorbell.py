@@ -28,7 +28,7 @@ class Polling:
     _empty: int = 0
     _wait: float = QUICK
 
-    def worked(self) -> None:
+    def worked(self, more: bool) -> None:
         self._empty, self._wait, self.next_look = 0, QUICK, 0.0
 
     def found_nothing(self) -> None:
@@ -73,8 +73,13 @@ class Doorbell:
         # A ring that arrives while a look is under way may be for a row that this look cannot see.
         self._rung = False
 
-    def worked(self) -> None:
-        self.next_look, self._wait = 0.0, 0.001
+    def worked(self, more: bool) -> None:
+        """`more` says that the look may have left something behind. Otherwise who came later has rung."""
+        self._wait = 0.001
+        if self._asleep and not (more or self._rung):
+            self._busy, self.next_look = 0, time.monotonic() + self.interval
+            return
+        self.next_look = 0.0
         self._busy += 1
         if self._asleep and self._busy >= 2:
             self.release()

@@ -34,6 +34,8 @@ class SourceLoop:
     low: LowWater
     token_prefix: str
     _claims: int = 0
+    _saw_the_end: bool = False
+    """Did the last look come to the end of what is ready?"""
     _next_upkeep: float = 0.0
     _next_reap: float = 0.0
 
@@ -48,8 +50,10 @@ class SourceLoop:
             self.waking.found_nothing()
             self._wake_in_time()
             return 0
+        freed = self.source.keys.freed
         self._work(events, token)
-        self.waking.worked()
+        self.waking.worked(more=not self._saw_the_end or self.source.keys.freed != freed)
+        self._wake_in_time()
         return len(events)
 
     def warm(self) -> None:
@@ -79,6 +83,7 @@ class SourceLoop:
             self.tenure.prove()
 
     def _next(self, token: str) -> list[Event]:
+        self._saw_the_end = False
         if self.dispatcher.all_down():
             return []
         if self.tenure is not None:
@@ -106,6 +111,7 @@ class SourceLoop:
             },
         )
         self.low.looked(events, settings.batch_size)
+        self._saw_the_end = self.low.from_beginning and len(events) < settings.batch_size
         if events:
             self.source.tally.observe(metrics.BATCH_SIZE, len(events), source=self.source.name)
         return events

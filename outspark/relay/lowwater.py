@@ -38,7 +38,8 @@ class LowWater:
     _expires: float = 0.0
     _freed: int = 0
     _draining: bool = False
-    _from_beginning: bool = True
+    from_beginning: bool = True
+    """Did the last look begin at the very beginning?"""
     _asked: datetime | None = None
     """When we last asked which transactions are open; `_open` was the answer."""
     _open: frozenset[str] = frozenset()
@@ -52,9 +53,9 @@ class LowWater:
             self._mark = None
         now = time.monotonic()
         if self._mark is not None and now < self._expires:
-            self._from_beginning = False
+            self.from_beginning = False
             return self._mark
-        self._mark, self._from_beginning = None, True
+        self._mark, self.from_beginning = None, True
         self._freed = self.source.keys.freed
         if self._draining and now >= self._next_check:
             self._check(now)
@@ -64,7 +65,7 @@ class LowWater:
         self._draining = len(events) == limit
         if not self._draining:
             self._mark, self._asked, self._calm_since = None, None, None
-        elif self._from_beginning and self._calm_since is not None:
+        elif self.from_beginning and self._calm_since is not None:
             self._mark = min(events[0].created_at, self._calm_since)
             self._expires = time.monotonic() + self._lasts()
 

@@ -28,21 +28,24 @@ e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at
   AND (e.partition_key IS NULL OR e.partition_key <> ALL(%(blocked)s::text[]))
   AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
 
+# A claim that is lost when the server crashes is only made again, so its commit need not wait for the disk.
+_LAZILY = """lazily AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS commit)"""
+
 # No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
-WITH next AS MATERIALIZED (
+WITH {lazily}, next AS MATERIALIZED (
   SELECT e.event_id FROM {table} e WHERE {ready} ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 )
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next WHERE e.event_id = next.event_id AND e.status = 'PENDING'
+FROM next, lazily WHERE e.event_id = next.event_id AND e.status = 'PENDING' AND lazily.commit = 'off'
 RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
 -- Claim free events beside other relays: what somebody else is taking is passed over.
-WITH next AS MATERIALIZED (
+WITH {lazily}, next AS MATERIALIZED (
   SELECT e.event_id FROM {table} e
   WHERE e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
     AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
@@ -50,7 +53,7 @@ WITH next AS MATERIALIZED (
 )
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next WHERE e.event_id = next.event_id
+FROM next, lazily WHERE e.event_id = next.event_id AND lazily.commit = 'off'
 RETURNING {event}
 """
 
@@ -185,6 +188,7 @@ def lane_statements(
     parts: dict[str, sql.Composable] = {
         "table": table,
         "event": sql.SQL(_EVENT).format(),
+        "lazily": sql.SQL(_LAZILY),
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(slots)),
         "fence": sql.SQL(_FENCE).format(slots_table=slots_table) if owned else sql.SQL(_NO_FENCE),
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
