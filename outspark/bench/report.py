@@ -46,7 +46,8 @@ event must be delivered at its first attempt, or the run fails. Drains that are 
 the rounds count.
 
 - **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
-  planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, from the beginning), a yardstick that stays the same.
+  planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning), a yardstick that
+  stays the same.
 - **lane's SQL**: the same loop with the statements that a lane really uses, which are faster.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
