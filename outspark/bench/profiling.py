@@ -42,12 +42,14 @@ def shares(path: Path, at_least: float = 0.02) -> list[tuple[str, float]]:
     # The documented way to print hides the numbers, which typeshed leaves out.
     stats: dict[_Function, tuple[int, int, float, float, dict[_Function, tuple[int, int, float, float]]]]
     stats = pstats.Stats(str(path)).stats  # type: ignore[attr-defined]
+    # What another thread was in the middle of when the profiler stopped is closed by the wrong thread's clock, and
+    # comes out below zero.
     for (file, _, _), (_, _, own, _, callers) in stats.items():
         if file != _BUILT_IN:
-            spent[_package(file)] += own
+            spent[_package(file)] += max(own, 0.0)
         else:
             for (caller, _, _), (_, _, part, _) in callers.items():
-                spent[_package(caller)] += part
+                spent[_package(caller)] += max(part, 0.0)
     whole = sum(spent.values()) or 1
     ranked = sorted(((own / whole, name) for name, own in spent.items()), reverse=True)
     large = [(name, share) for share, name in ranked if share >= at_least]
