@@ -26,7 +26,9 @@ def init(
     ] = False,
     doorbell: Annotated[
         bool,
-        typer.Option("--doorbell", help="Add the trigger that wakes sleeping lanes within a millisecond."),
+        typer.Option(
+            "--doorbell", help="Add the trigger that wakes a sleeping lane as soon as a writer commits."
+        ),
     ] = False,
     lanes: Annotated[
         int | None,

@@ -118,9 +118,6 @@ class Desk:
             workbench.discard(self.url)
             self.conn, self.loops = None, []
 
-    def owned(self) -> dict[str, int]:
-        return {loop.source.name: len(loop.tenure.active) for loop in self.loops if loop.tenure is not None}
-
     def _step(self) -> int:
         if self.conn is None:
             self._open()

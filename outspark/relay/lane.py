@@ -30,7 +30,6 @@ class Report:
     lane: int
     shift: int
     tally: dict[str, Any]
-    owned: dict[str, int]
     breakers: dict[str, str]
     problems: list[str]
     stopped: bool
@@ -60,7 +59,6 @@ class Lane:
             Desk(spec, url, shares, destinations, self.tally, tracing)
             for url, shares in databases(spec.shares).items()
         ]
-        owned: dict[str, int] = {}
         stopped = False
         try:
             while not all(desk.released for desk in self.desks):
@@ -72,7 +70,6 @@ class Lane:
                         # Where a database is away there is nothing to hand over, and no relief can be heard.
                         ready = desk.conn is None or (desk.relieved and not desk.taking_over())
                         if stopped or ready or now >= latest:
-                            owned.update(desk.owned())
                             self._release(desk)
                 if not worked:
                     self._wait(ends)
@@ -87,7 +84,6 @@ class Lane:
             lane=spec.lane,
             shift=spec.shift,
             tally=self.tally.to_json(),
-            owned=owned,
             breakers={d.name: d.reason for d in destinations.values() if d.open},
             problems=[desk.problem for desk in self.desks if desk.problem],
             stopped=stopped,

@@ -92,7 +92,7 @@ class Shifts:
     def _submit(self, share: float = 1.0) -> Shift:
         length = self.spec.relay.shift * share
         relay = self.spec.relay.model_copy(update={"shift": length})
-        spec = replace(self.spec, relay=relay, shift=self._next)
+        spec = replace(self.spec.for_shift(self._next), relay=relay)
         self._next += 1
         self.running = True
         future = self._pool.submit(run_shift, self.spark, spec, self.log, self.tag)
