@@ -112,7 +112,8 @@ def test_reports_of_all_shifts_add_up(spark: SparkSession, outbox: Database) -> 
         for round in range(1, 4):
             Outbox().enqueue(conn, *(NewEvent("order", b"", key=f"k{n % 5}") for n in range(50)))
             driver.await_delivered(50 * round)
-    assert [report["shift"] for report in driver.reports] == list(range(len(driver.reports)))
+    # Of two that overlap, the later one may be up first and be relieved by the one before it.
+    assert sorted(report["shift"] for report in driver.reports) == list(range(len(driver.reports)))
     assert driver.tally.value(metrics.HANDOVERS_TOTAL) >= 2
     assert driver.reports[-1]["stopped"]
     assert (driver.shifts.failures, driver.shifts.problem, driver.failed_at) == (0, "", [])
