@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -29,8 +30,14 @@ def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) ->
     if context is not None and context.attemptNumber() > 0:
         # Spark tried again by itself: a worker that died has told nobody.
         lane.tally.add(metrics.LANE_RESTARTS_TOTAL, context.attemptNumber())
-    report = lane.run()
-    yield pa.RecordBatch.from_pydict({"report": [json.dumps(report.to_json())]})
+    yield one_row(json.dumps(lane.run().to_json()))
+
+
+def one_row(report: str) -> pa.RecordBatch:
+    """Built from its buffers: `pa.array` would import pandas first, a second of CPU at the end of a first shift."""
+    text = report.encode()
+    ends = pa.py_buffer(struct.pack("=ii", 0, len(text)))
+    return pa.RecordBatch.from_arrays([pa.StringArray.from_buffers(1, ends, pa.py_buffer(text))], ["report"])
 
 
 def run_shift(spark: SparkSession, spec: LaneSpec, log: LogSettings, tag: str) -> dict[str, Any]:
