@@ -14,6 +14,7 @@ from typing import Any
 
 from outspark import logs
 from outspark.bench.profiling import profiled
+from outspark.relay import workbench
 from outspark.relay.lane import Lane
 from outspark.relay.spec import share_out
 from outspark.settings import Settings
@@ -28,6 +29,7 @@ def main() -> None:
     if order["host"] == "spark":
         _relay(settings, closed)
     else:
+        workbench.calm_collector()
         lane = Lane(share_out(settings, order["instance"], {})[order["lane"]])
         if order["profile"] is None:
             lane.run(closed.is_set)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -20,11 +20,6 @@ TOKEN_PREFIX = "outspark/"
 """Every token of ours begins with it, which tells our claims from those of other relays."""
 
 
-def id_array(ids: Iterable[str]) -> str:
-    """Ids as an array literal. They are the database's own text; a driver's list would cost ten times as much."""
-    return f"{{{','.join(ids)}}}"
-
-
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What settle writes for one event that was not simply delivered."""
@@ -40,14 +35,15 @@ class Settlement:
 class LaneStatements:
     """The statements of one lane on one source, as text for psycopg with named parameters.
 
-    Every claim answers the columns of `Event`, in its order. Ids are text. Settles answer nothing: how many rows
-    they really changed is in the command's tag.
+    Every claim answers the columns of `Event`, in its order, and then when its lease began. Ids are text. Settles
+    answer nothing: how many rows they really changed is in the command's tag.
 
     | statement   | parameters                                                  | answers                     |
     |-------------|-------------------------------------------------------------|-----------------------------|
     | claim       | slots, blocked, types, low, limit, token                    | events                      |
     | claim_ids   | ids, token                                                  | events                      |
     | deliver     | ids, token + fence                                          | (rows changed)              |
+    | deliver_all | ids, leased_at, token + fence                               | (rows changed)              |
     | settle      | ids, states, counts, waits (seconds), errors, token + fence | (rows changed)              |
     | adopt       | slots, max_attempts, error                                  | id, key, dead, oldest first |
     | suspects    | slots, blocked, limit                                       | id, key, oldest first       |
@@ -56,6 +52,7 @@ class LaneStatements:
     | parked      | slots                                                       | keys behind a dead event    |
     | next_due    | none                                                        | seconds to the next schedule |
 
+    `deliver_all` settles a whole batch, which may be found by its lease; `pack` makes a parameter of ids for both.
     The fence is `source, slots, epochs`: a settle changes nothing unless every slot still has that epoch.
     `adopt` gives back what a vanished owner had claimed; under `lease = "slot"`, where a claim leaves no mark,
     `suspects` and `count` stand in for it.
@@ -64,6 +61,7 @@ class LaneStatements:
     claim: str
     claim_ids: str
     deliver: str
+    deliver_all: str
     settle: str
     adopt: str
     suspects: str
@@ -71,6 +69,7 @@ class LaneStatements:
     waiting: str
     parked: str
     next_due: str
+    pack: Callable[[Sequence[str]], object]
 
 
 class Contract(Protocol):

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from outspark.contracts import ids
 from outspark.errors import PoolerDetected
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -48,6 +49,7 @@ def connect(url: str, name: str) -> Connection:
     )
     try:
         _refuse_pooler(conn)
+        ids.register(conn)
         settings = {**PLANNER, **SERVER_KEEPALIVES}
         conn.execute(CONFIGURE, {"names": list(settings), "values": list(settings.values())})
     except BaseException:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outspark import metrics
-from outspark.event import Event
 from outspark.relay.dispatch import Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.settling import Settler
-from outspark.relay.source import Source
+from outspark.relay.source import NOTHING, Batch, Source
 from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
@@ -44,25 +42,24 @@ class SourceLoop:
         self.waking.about_to_look()
         self._upkeep()
         self._claims += 1
-        token = f"{self.token_prefix}/{self._claims}"
-        events = self._next(token)
-        if not events:
+        batch = self._next(f"{self.token_prefix}/{self._claims}")
+        if not batch.events:
             self.waking.found_nothing()
             self._wake_in_time()
             return 0
         freed = self.source.keys.freed
-        self._work(events, token)
+        self._work(batch)
         self.waking.worked(more=not self._saw_the_end or self.source.keys.freed != freed)
         self._wake_in_time()
-        return len(events)
+        return len(batch.events)
 
     def warm(self) -> None:
         """Plan and run the statements of a normal batch once, on nothing."""
         statements = self.source.statements
         nothing = {"slots": [], "blocked": [], "types": [], "low": BEGINNING, "limit": 0, "token": ""}
         self.source.conn.execute(statements.claim, nothing, binary=True)
-        fence = {"ids": [], "token": "", "source": "", "slots": [], "epochs": []}
-        self.source.conn.execute(statements.deliver, fence, binary=True)
+        fence = {"token": "", "source": "", "slots": [], "epochs": []}
+        self.source.conn.execute(statements.deliver_all, {"ids": [], "leased_at": None, **fence})
 
     def release(self) -> None:
         """Give the slots back in good order. The caller unlocks the session."""
@@ -70,11 +67,11 @@ class SourceLoop:
         if self.tenure is not None:
             self.tenure.leave()
 
-    def _work(self, events: Sequence[Event], token: str) -> None:
+    def _work(self, batch: Batch) -> None:
         # The leases must outlive the publishing by far.
         budget = self.source.settings.lease_timeout.total_seconds() / 2
-        outcomes, destinations = self.dispatcher.dispatch(events, budget, self._prove)
-        self.settler.settle(events, outcomes, destinations, token)
+        outcomes, destinations = self.dispatcher.dispatch(batch.events, budget, self._prove)
+        self.settler.settle(batch, outcomes, destinations)
         if self.tenure is not None and self.tenure.suspects:
             self.tenure.clear_blocked()
 
@@ -82,13 +79,13 @@ class SourceLoop:
         if self.tenure is not None:
             self.tenure.prove()
 
-    def _next(self, token: str) -> list[Event]:
+    def _next(self, token: str) -> Batch:
         self._saw_the_end = False
         if self.dispatcher.all_down():
-            return []
+            return NOTHING
         if self.tenure is not None:
             if not self.tenure.active:
-                return []
+                return NOTHING
             suspect = self.tenure.next_suspect()
             if suspect is not None:
                 return self._claim_ids([suspect], token)
@@ -97,34 +94,35 @@ class SourceLoop:
             return self._claim_due(due, token)
         return self._claim(token)
 
-    def _claim(self, token: str) -> list[Event]:
+    def _claim(self, token: str) -> Batch:
         keys, settings = self.source.keys, self.source.settings
-        events = self.source.events(
+        batch = self.source.claim(
             self.source.statements.claim,
+            token,
             {
                 "slots": self.tenure.active if self.tenure is not None else [],
                 "blocked": keys.blocked(),
                 "types": keys.blocked_types(),
                 "low": self.low.begin(),
                 "limit": settings.batch_size,
-                "token": token,
             },
         )
-        self.low.looked(events, settings.batch_size)
-        self._saw_the_end = self.low.from_beginning and len(events) < settings.batch_size
-        if events:
-            self.source.tally.observe(metrics.BATCH_SIZE, len(events), source=self.source.name)
-        return events
+        size = len(batch.events)
+        self.low.looked(batch.events, settings.batch_size)
+        self._saw_the_end = self.low.from_beginning and size < settings.batch_size
+        if size:
+            self.source.tally.observe(metrics.BATCH_SIZE, size, source=self.source.name)
+        return batch
 
-    def _claim_ids(self, ids: list[str], token: str) -> list[Event]:
-        return self.source.events(self.source.statements.claim_ids, {"ids": ids, "token": token})
+    def _claim_ids(self, ids: list[str], token: str) -> Batch:
+        return self.source.claim(self.source.statements.claim_ids, token, {"ids": ids})
 
-    def _claim_due(self, due: dict[str, str], token: str) -> list[Event]:
+    def _claim_due(self, due: dict[str, str], token: str) -> Batch:
         """Heads whose wait is over. One that is not there any more was settled or discarded by somebody else."""
-        events = self._claim_ids(list(due), token)
-        for head in due.keys() - {event.id for event in events}:
+        batch = self._claim_ids(list(due), token)
+        for head in due.keys() - {event.id for event in batch.events}:
             self.source.keys.free(due[head], head)
-        return events
+        return batch
 
     def _upkeep(self) -> None:
         for destination in self.dispatcher.destinations.values():

@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from outspark import backoff, metrics
-from outspark.contracts.contract import Settlement, id_array
+from outspark.contracts.contract import Settlement
 from outspark.event import Event
 from outspark.outcome import DELIVERED, Dead, Delivered, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
-from outspark.relay.source import Source
+from outspark.relay.source import Batch, Source
 from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
@@ -32,39 +32,37 @@ class Settler:
     tenure: Tenure | None
 
     def settle(
-        self,
-        events: Sequence[Event],
-        outcomes: Sequence[Outcome],
-        destinations: Sequence[Destination | None],
-        token: str,
+        self, batch: Batch, outcomes: Sequence[Outcome], destinations: Sequence[Destination | None]
     ) -> None:
         """OwnershipLost when the slots belong to somebody else; single leases that were lost are only counted."""
         delivered: list[Event] = []
         rest: list[Settlement] = []
-        for event, outcome, destination in zip(events, outcomes, destinations, strict=True):
+        for event, outcome, destination in zip(batch.events, outcomes, destinations, strict=True):
             if outcome is DELIVERED or isinstance(outcome, Delivered):
                 delivered.append(event)
             else:
                 rest.append(self._settlement(event, outcome, destination))
-        changed = self._write([event.id for event in delivered], rest, token)
-        self._count(delivered, outcomes, lost=len(events) - changed)
+        changed = self._write(batch, [event.id for event in delivered], rest)
+        self._count(delivered, outcomes, lost=len(batch.events) - changed)
         for event in delivered if self.source.keys.heads else ():
             self.source.keys.free(event.key, event.id)
 
-    def _write(self, delivered: list[str], rest: Sequence[Settlement], token: str) -> int:
+    def _write(self, batch: Batch, delivered: list[str], rest: Sequence[Settlement]) -> int:
+        statements = self.source.statements
         if not rest:
-            changed = self._deliver(delivered, token)
+            changed = self._deliver(statements.deliver_all, batch, delivered)
         else:
             with self.source.conn.transaction():
-                changed = self._deliver(delivered, token) if delivered else 0
-                changed += self._put_back(rest, token)
+                changed = self._deliver(statements.deliver, batch, delivered) if delivered else 0
+                changed += self._put_back(rest, batch.token)
         if changed == 0 and self.tenure is not None:
             self.tenure.slots.prove()
         return changed
 
-    def _deliver(self, ids: list[str], token: str) -> int:
-        parameters = {"ids": id_array(ids), "token": token, **self._fence()}
-        return self.source.change("settle", self.source.statements.deliver, parameters)
+    def _deliver(self, statement: str, batch: Batch, ids: list[str]) -> int:
+        lease = {"token": batch.token, "leased_at": batch.leased_at}
+        parameters = {"ids": self.source.statements.pack(ids), **lease, **self._fence()}
+        return self.source.change("settle", statement, parameters)
 
     def _put_back(self, rest: Sequence[Settlement], token: str) -> int:
         parameters = {

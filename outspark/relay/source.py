@@ -17,6 +17,19 @@ from outspark.relay.keys import BlockedKeys
 from outspark.settings import SourceSettings
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one claim brought, in its order: RETURNING promises none."""
+
+    events: list[Event]
+    token: str
+    leased_at: datetime | None
+    """By the database's clock; None where a claim leaves no mark."""
+
+
+NOTHING = Batch([], "", None)
+
+
 @dataclass(slots=True)
 class Source:
     name: str
@@ -44,11 +57,11 @@ class Source:
         self.tally.observe(metrics.STORAGE_LATENCY, self.answered - started, source=self.name, op=op)
         return changed
 
-    def events(self, statement: str, parameters: dict[str, Any]) -> list[Event]:
-        """Claimed events in their order: RETURNING promises none."""
-        events = [Event(*row) for row in self.execute("claim", statement, parameters)]
+    def claim(self, statement: str, token: str, parameters: dict[str, Any]) -> Batch:
+        rows = self.execute("claim", statement, {"token": token, **parameters})
+        events = [Event(*row[:-1]) for row in rows]
         events.sort(key=_order)
-        return events
+        return Batch(events, token, rows[0][-1] if rows else None)
 
     def count(self, status: str, events: int) -> None:
         if events:

@@ -13,6 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from outspark import logs, metrics
+from outspark.relay import workbench
 from outspark.relay.lane import Lane
 from outspark.relay.spec import LaneSpec
 from outspark.settings import LogSettings
@@ -25,6 +26,7 @@ def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) ->
     for _ in batches:
         pass
     logs.configure(log)
+    workbench.calm_collector()
     lane = Lane(spec)
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:

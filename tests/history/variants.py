@@ -11,12 +11,12 @@ from uuid import UUID
 
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.openoutbox import lane as statements
-from outspark.event import Event
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
 from outspark.relay import dispatch
 from outspark.relay.keys import BlockedKeys
 from outspark.relay.loop import SourceLoop
 from outspark.relay.slots import Slots
+from outspark.relay.source import Batch
 from outspark.relay.tenure import Tenure
 
 
@@ -75,9 +75,10 @@ def work_without_owning() -> None:
 
 
 def settle_before_publish() -> None:
-    def work(self: SourceLoop, events: Sequence[Event], token: str) -> None:
-        self.settler.settle(events, [DELIVERED] * len(events), [None] * len(events), token)
-        self.dispatcher.dispatch(events, 10.0, lambda: None)
+    def work(self: SourceLoop, batch: Batch) -> None:
+        size = len(batch.events)
+        self.settler.settle(batch, [DELIVERED] * size, [None] * size)
+        self.dispatcher.dispatch(batch.events, 10.0, lambda: None)
 
     _set(SourceLoop, "_work", work)
 

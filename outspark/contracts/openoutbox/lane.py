@@ -14,10 +14,11 @@ from typing import Literal
 from psycopg import sql
 
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
+from outspark.contracts.ids import uuid_array
 
 # Most events carry no headers, and no headers cost the driver nothing.
 _EVENT = """e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{}}'), e.attempts,
-  e.created_at"""
+  e.created_at, e.locked_at"""
 
 # Events without a key have no order among themselves, so their id spreads them.
 _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
@@ -100,6 +101,15 @@ UPDATE {table} e
 SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_timestamp(),
     locked_by = NULL, locked_at = NULL, last_error = NULL
 WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {leased} AND (SELECT holds FROM fence)
+"""
+
+_DELIVER_LEASE = """
+-- Settle all that one claim brought, through the index on locked_at.
+WITH {fence}
+UPDATE {table} e
+SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_timestamp(),
+    locked_by = NULL, locked_at = NULL, last_error = NULL
+WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence)
 """
 
 _SETTLE = """
@@ -203,6 +213,7 @@ def lane_statements(
         claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
         claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
         deliver=text(_DELIVER),
+        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER),
         settle=text(_SETTLE),
         adopt=text(_ADOPT),
         suspects=text(_SUSPECTS),
@@ -210,4 +221,5 @@ def lane_statements(
         waiting=text(_WAITING),
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
+        pack=uuid_array,
     )

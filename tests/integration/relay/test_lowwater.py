@@ -41,8 +41,8 @@ class Drain:
     def look(self) -> list[str]:
         low = self.low.begin()
         self.looks.append(low)
-        parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT, "token": ""}
-        events = self.source.events(self.source.statements.claim, parameters)
+        parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT}
+        events = self.source.claim(self.source.statements.claim, "", parameters).events
         self.low.looked(events, LIMIT)
         ids = [event.id for event in events]
         self.conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED' WHERE event_id = ANY(%s)", [ids])

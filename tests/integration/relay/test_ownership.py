@@ -16,7 +16,7 @@ from outspark.relay.connection import Connection, connect
 from outspark.relay.owner import Owner
 from outspark.relay.settling import Settler
 from outspark.relay.slots import Slots
-from outspark.relay.source import Source
+from outspark.relay.source import Batch, Source
 from outspark.relay.tenure import Tenure
 from tests.integration.relay.place import Place
 from tests.waiting import wait_for
@@ -49,10 +49,10 @@ class OwnerOfSlots:
         self.slots.prepare()
         return self.tenure.take()
 
-    def claim(self, token: str = "outspark/test") -> list[Any]:
-        nothing: list[str] = []
-        parameters = {"blocked": nothing, "types": nothing, "low": "-infinity", "limit": 100, "token": token}
-        return self.source.events(self.source.statements.claim, {"slots": self.tenure.active, **parameters})
+    def claim(self, token: str = "outspark/test") -> Batch:
+        free: dict[str, Any] = {"blocked": [], "types": [], "low": "-infinity"}
+        parameters = {"slots": self.tenure.active, "limit": 100, **free}
+        return self.source.claim(self.source.statements.claim, token, parameters)
 
     def vanish(self) -> None:
         self.conn.close()
@@ -82,7 +82,7 @@ def test_every_event_has_a_slot_with_and_without_a_key(leased: Place, owner: Own
 
 def self_claim(owner: OwnerOfSlots, slot: int) -> list[str]:
     owner.tenure.active = [slot]
-    return [event.payload.decode() for event in owner.claim()]
+    return [event.payload.decode() for event in owner.claim().events]
 
 
 def test_a_slot_has_one_owner(leased: Place, owner: OwnerOfSlots) -> None:
@@ -98,13 +98,13 @@ def test_a_slot_has_one_owner(leased: Place, owner: OwnerOfSlots) -> None:
 def test_a_settle_with_an_old_epoch_changes_nothing(leased: Place, owner: OwnerOfSlots, outcome: Any) -> None:
     leased.enqueue("a", "b", key="k")
     owner.take()
-    events = owner.claim()
+    batch = owner.claim()
 
     OwnerOfSlots(leased, ELSEWHERE).steal(owner)
     after_the_theft = leased.states()
 
     with pytest.raises(OwnershipLost, match="taken by another owner"):
-        owner.settler.settle(events, [outcome, DELIVERED], [None, None], "outspark/test")
+        owner.settler.settle(batch, [outcome, DELIVERED], [None, None])
     with pytest.raises(OwnershipLost):
         owner.tenure.prove()
     assert leased.states() == after_the_theft
@@ -114,10 +114,10 @@ def test_a_settle_under_another_token_loses_only_its_leases(place: Place) -> Non
     owner = OwnerOfSlots(place)
     place.enqueue("a", "b", key="k")
     owner.take()
-    events = owner.claim("outspark/test/1")
+    batch = owner.claim("outspark/test/1")
     place.set("a", locked_by="another relay")
 
-    owner.settler.settle(events, [DELIVERED, DELIVERED], [None, None], "outspark/test/1")
+    owner.settler.settle(batch, [DELIVERED, DELIVERED], [None, None])
 
     assert place.states() == {"a": ("DELIVERING", 0), "b": ("DELIVERED", 0)}
     assert owner.source.tally.value(LEASES_LOST_TOTAL, source="outbox") == 1
