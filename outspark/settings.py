@@ -67,7 +67,7 @@ class SourceSettings(Model):
     slots: int = Field(
         8, ge=1, le=256, description="Shares that the keys are split into; each has one owner."
     )
-    batch_size: int = Field(500, ge=1, le=10_000, description="Events a lane claims at once.")
+    batch_size: int = Field(1000, ge=1, le=10_000, description="Events a lane claims at once.")
     poll_interval: Duration = Field(
         timedelta(milliseconds=500), description="Longest wait between looks when idle."
     )

@@ -12,7 +12,7 @@ class Plan:
     keys: int = 1000
     lanes: int = 2
     slots: int = 8
-    batch: int = 500
+    batch: int = 1000
     rounds: int = 3
     """Drains that are compared run this often, taking turns; medians count."""
     shift: float = 10.0

@@ -146,7 +146,7 @@ def test_a_file_with_sources_leaves_the_open_outbox_names_alone(folder: Path) ->
     write(folder, f'[sources.orders]\nurl = "{URL}"\n')
     settings = load(None, {"STORAGE_URL": "postgres://elsewhere/db", "BATCH_SIZE": "9"})
     assert list(settings.sources) == ["orders"]
-    assert settings.sources["orders"].batch_size == 500
+    assert settings.sources["orders"].batch_size == 1000
 
 
 def test_to_sends_everything_to_one_destination(folder: Path) -> None:
