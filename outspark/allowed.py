@@ -36,7 +36,7 @@ def model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
     for part in path:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             field = annotation.model_fields.get(str(part))
-            annotation = field.annotation if field else None
+            annotation = _given(field.annotation) if field else None
         else:
             annotation = (get_args(annotation) or (None,))[-1]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
@@ -47,12 +47,19 @@ def field_at(path: Sequence[str | int]) -> FieldInfo | None:
     return model.model_fields.get(str(path[-1])) if model else None
 
 
+def _given(annotation: Any) -> Any:
+    """The type that a setting has when it is not left out."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next(arg for arg in get_args(annotation) if arg is not type(None))
+    return annotation
+
+
 def _words(annotation: Any, metadata: Sequence[Any]) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(args[0], args[1:])
     if origin in (Union, types.UnionType):
-        return _words(next(arg for arg in args if arg is not type(None)), metadata)
+        return _words(_given(annotation), metadata)
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in args)
     if annotation in (int, float):

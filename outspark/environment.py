@@ -7,7 +7,7 @@ destination, both called `default`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -35,8 +35,32 @@ OPEN_OUTBOX: dict[str, Path] = {
 }
 # NATS_CONNECTION_TIMEOUT has no counterpart: connecting counts towards the publish timeout here.
 NATS: dict[str, Path] = {"NATS_PUBLISH_TIMEOUT": ("destinations", DEFAULT, "publish_timeout")}
-DEFAULTS: dict[str, str] = {"BATCH_SIZE": "100", "PUBLISHER_TYPE": "stdout"}
-NEED_URL = frozenset({"nats"})
+REDIS: dict[str, Path] = {
+    "REDIS_WRITE_TIMEOUT": ("destinations", DEFAULT, "publish_timeout"),
+    "REDIS_CONNECTION_TIMEOUT": ("destinations", DEFAULT, "options", "connect_timeout"),
+}
+# A batch goes out whole and at once here, and is retried until the publish timeout, so KAFKA_BATCH_SIZE,
+# KAFKA_BATCH_TIMEOUT, KAFKA_MAX_ATTEMPTS, KAFKA_READ_TIMEOUT and KAFKA_CONNECTION_TIMEOUT have no counterpart.
+KAFKA: dict[str, Path] = {
+    "KAFKA_WRITE_TIMEOUT": ("destinations", DEFAULT, "publish_timeout"),
+    "KAFKA_BATCH_BYTES": ("destinations", DEFAULT, "options", "message.max.bytes"),
+    "KAFKA_COMPRESSION": ("destinations", DEFAULT, "options", "compression.type"),
+}
+OF_PUBLISHER = {"kafka": KAFKA, "nats": NATS, "redis": REDIS}
+DEFAULTS: dict[str, str] = {
+    "BATCH_SIZE": "100",
+    "PUBLISHER_TYPE": "stdout",
+    "KAFKA_BATCH_BYTES": "10485760",
+    "KAFKA_COMPRESSION": "snappy",
+}
+NEED_URL = {
+    "kafka": "kafka://host:9092",
+    "nats": "nats://host:4222",
+    "rabbitmq": "amqp://user:password@host:5672",
+    "redis": "redis://host:6379",
+    "http": "https://host/path",
+}
+"""Types that need a URL, with an example."""
 
 # Understood by pgx, the driver of that relay, and refused by libpq.
 _PGX_ONLY = ("pool_", "default_query_exec_mode", "statement_cache_capacity", "description_cache_capacity")
@@ -50,18 +74,42 @@ def open_outbox(environ: Mapping[str, str]) -> Layer:
     """An empty variable counts as unset, as it does for that relay."""
     given = {name: value for name, value in environ.items() if value}
     defaults = DEFAULTS if "STORAGE_URL" in given else {}
-    names = OPEN_OUTBOX | (NATS if given.get("PUBLISHER_TYPE") == "nats" else {})
+    names = OPEN_OUTBOX | OF_PUBLISHER.get(given.get("PUBLISHER_TYPE", ""), {})
     layer = {path: _given(name, defaults[name]) for name, path in names.items() if name in defaults}
     layer |= {path: _given(name, given[name]) for name, path in names.items() if name in given}
     if "STORAGE_URL" in given:
         layer["sources", DEFAULT, "url"] = _given("STORAGE_URL", _without_pgx_options(given["STORAGE_URL"]))
     if "PUBLISHER_URL" in given and given.get("PUBLISHER_TYPE", "") in NEED_URL:
         layer["destinations", DEFAULT, "url"] = _given("PUBLISHER_URL", given["PUBLISHER_URL"])
+    if given.get("PUBLISHER_TYPE") == "kafka":
+        # The hash of that relay's client: a key stays in its partition when the relay is exchanged.
+        layer["destinations", DEFAULT, "options", "partitioner"] = _given("PUBLISHER_TYPE", "fnv1a_random")
     if "SERVER_PORT" in given:
         layer |= _address(given["SERVER_PORT"])
     if given.get("ENVIRONMENT") == "development":
         layer["log", "level"] = _given("ENVIRONMENT", "debug")
     return layer
+
+
+def refused(environ: Mapping[str, str]) -> Iterator[str]:
+    """What that relay can do and this one does not, in words."""
+    storage = environ.get("STORAGE_TYPE") or "postgres"
+    if storage not in ("postgres", "postgresql"):
+        yield f"STORAGE_TYPE = {storage!r} (environment variable): must be postgres"
+    if environ.get("PUBLISHER_TYPE") != "kafka":
+        return
+    sending = environ.get("KAFKA_ASYNC") or "false"
+    if sending.lower() not in ("false", "f", "0"):
+        yield (
+            f"KAFKA_ASYNC = {sending!r} (environment variable): must be false; sending without waiting for the "
+            "acknowledgement marks events as delivered that a crash or a refusal loses"
+        )
+    acks = environ.get("KAFKA_REQUIRED_ACKS") or "all"
+    if acks.lower() not in ("all", "-1"):
+        yield (
+            f"KAFKA_REQUIRED_ACKS = {acks!r} (environment variable): must be all; with fewer acknowledgements "
+            "a broker that fails takes delivered events with it"
+        )
 
 
 def own(environ: Mapping[str, str], below: Layer) -> Layer:

@@ -7,6 +7,7 @@ OutsparkError
 │   └── HeadersInvalid     headers are not a JSON object
 ├── TableInvalid           the table does not fulfil its contract
 ├── SlotsTableMissing      `outspark_slots` is not there and may not be created
+├── DeliveriesTableMissing `outspark_deliveries` is not there, and a route has several destinations
 ├── PoolerDetected         a transaction pooler stands between the relay and PostgreSQL
 ├── OwnershipLost          the slots of a lane belong to somebody else now
 ├── SparkLost              the Spark application ended under the relay
@@ -61,6 +62,18 @@ class SlotsTableMissing(OutsparkError):
         return (
             'ordering = "key" needs the table outspark_slots, and this role may not create it. '
             f'Run this as a role that may, or set ordering = "none":\n{self.args[0]}'
+        )
+
+
+class DeliveriesTableMissing(OutsparkError):
+    def __init__(self, name: str, statement: str) -> None:
+        super().__init__(name, statement)
+
+    def __str__(self) -> str:
+        name, statement = self.args
+        return (
+            f"a route with several destinations needs the table {name}. "
+            f"Run `outspark init --apply` with this configuration, or:\n{statement}"
         )
 
 

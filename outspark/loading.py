@@ -23,6 +23,8 @@ from outspark.redaction import redact
 from outspark.settings import Settings, SourceSettings
 
 DEFAULT_FILE = "outspark.toml"
+# How a URL names its broker, where that is not the name of the destination's type.
+SCHEMES = {"tls": "nats", "amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis", "https": "http"}
 _VARIABLE = re.compile(r"\$(\$|\{(?P<name>[^}]*)\})")
 
 
@@ -35,14 +37,14 @@ def load(
 
     Without a path, `outspark.toml` in the working folder is read if it is there. Overrides are dotted keys;
     a value may be `Given`, to name the flag it came from. `source.…` means the one source there is; `to`
-    sends everything to one destination: `nats://…`, `stdout` or `null`.
+    sends everything to one destination: `kafka://…` or another URL, `stdout` or `null`.
     """
     environ = environ or {}
     problems: list[str] = []
     layer = _file_layer(path, environ, problems)
     if environment.speaks_open_outbox(environ) and not _names_ends(layer):
         layer |= environment.open_outbox(environ)
-        problems += _not_ours(environ)
+        problems += environment.refused(environ)
     for key, given in environment.own(environ, layer).items():
         layer = layers.without(layer, key) | {key: given}
     for name, value in (overrides or {}).items():
@@ -74,8 +76,8 @@ def require_ends(settings: Settings) -> None:
         pick_source(settings, None)
     if not settings.destinations:
         raise SettingsError(
-            "no destination is configured: give --to nats://…, stdout or null, set PUBLISHER_TYPE, "
-            f"or write a [destinations.NAME] table in {DEFAULT_FILE}"
+            "no destination is configured: give --to kafka://… or another broker's URL, stdout or null, "
+            f"set PUBLISHER_TYPE, or write a [destinations.NAME] table in {DEFAULT_FILE}"
         )
 
 
@@ -115,12 +117,6 @@ def _names_ends(layer: Layer) -> bool:
     return any(path[0] in ("sources", "destinations") for path in layer)
 
 
-def _not_ours(environ: Mapping[str, str]) -> Iterator[str]:
-    storage = environ.get("STORAGE_TYPE") or "postgres"
-    if storage not in ("postgres", "postgresql"):
-        yield f"STORAGE_TYPE = {storage!r} (environment variable): must be postgres"
-
-
 def _override(layer: Layer, name: str, given: Given, problems: list[str]) -> Layer:
     if name == "to":
         return _send_to(layer, given)
@@ -139,11 +135,11 @@ def _send_to(layer: Layer, given: Given) -> Layer:
     kept = {
         path: value
         for path, value in layers.without(layer, ("destinations",)).items()
-        if not (path[0] == "routes" and path[-1] == "destination")
+        if not (path[0] == "routes" and "destination" in path)
     }
-    kind, scheme, _ = str(given.value).partition("://")
-    kept["destinations", DEFAULT, "type"] = Given("nats" if kind == "tls" else kind, given.origin)
-    if scheme:
+    scheme, colon, _ = str(given.value).partition("://")
+    kept["destinations", DEFAULT, "type"] = Given(SCHEMES.get(scheme, scheme), given.origin)
+    if colon:
         kept["destinations", DEFAULT, "url"] = given
     return kept
 
@@ -175,7 +171,7 @@ def _url_problems(settings: Settings, layer: Layer) -> Iterator[str]:
             )
     for name, destination in settings.destinations.items():
         if destination.type in environment.NEED_URL and destination.url is None:
-            example = f"{destination.type}://host:port"
+            example = environment.NEED_URL[destination.type]
             yield f"destinations.{name}.url is needed for type {destination.type!r}, such as {example}"
 
 
@@ -194,17 +190,7 @@ def _wording(error: ErrorDetails, layer: Layer) -> str:
         case _:
             field = allowed.field_at(path)
             wish = f"must be {allowed.words(field)}" if field else error["msg"]
-            return _problem(path, layer, _shown(path, error["input"]), _hint(path, error["input"]) or wish)
-
-
-def _hint(path: layers.Path, value: Any) -> str | None:
-    if (
-        path[:1] == ("destinations",)
-        and path[-1] == "type"
-        and value in ("kafka", "redis", "rabbitmq", "http")
-    ):
-        return f"{value} is not supported yet; today it must be nats, stdout or null"
-    return None
+            return _problem(path, layer, _shown(path, error["input"]), wish)
 
 
 def _problem(path: layers.Path, layer: Layer, shown: str | None, message: str) -> str:

@@ -77,7 +77,9 @@ class Maintenance:
 
     def discard(self, which: DeadFilter, limit: int | None = None) -> list[str]:
         """Delete dead events for good; answers the ids that are gone."""
-        return self._in_batches(self._upkeep.discard, which, limit)
+        discarded = self._in_batches(self._upkeep.discard, which, limit)
+        self._forget_deliveries()
+        return discarded
 
     def count_prunable(self, retention: Retention) -> Pruned:
         """The dry run of `prune`."""
@@ -104,6 +106,7 @@ class Maintenance:
                 mark, more = pruned.mark, pruned.deleted == batch
                 done = done.plus(how, pruned.deleted)
                 yield done
+        self._forget_deliveries()
 
     def reap(self, lease: timedelta, max_attempts: int, batch: int = 100) -> Reaped:
         """Give back at most `batch` leases older than `lease`; each counts as an attempt."""
@@ -126,6 +129,10 @@ class Maintenance:
             if len(ids) < size:
                 break
         return changed
+
+    def _forget_deliveries(self) -> None:
+        with self._transaction():
+            self._upkeep.forget_deliveries(self._conn)
 
     def _until_now(self, which: DeadFilter) -> DeadFilter:
         # What dies again while we are at it must not be requeued again, or this might never end.

@@ -30,6 +30,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "sources.NAME": settings.SourceSettings,
     "sources.NAME.retry": settings.RetrySettings,
     "destinations.NAME": settings.DestinationSettings,
+    "destinations.NAME.claim_check": settings.ClaimCheckSettings,
     "[routes]": settings.RouteSettings,
 }
 

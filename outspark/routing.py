@@ -23,14 +23,14 @@ _CACHE_SIZE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    destination: str
+    destinations: tuple[str, ...]
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
     matches: Callable[[str], re.Match[str] | None]
-    destination: str
+    destinations: tuple[str, ...]
     topic: str
     by_key: bool
 
@@ -49,6 +49,11 @@ class Router:
         self._rules = [rule for only, rule in rules if only in (None, source)]
         self._routes: dict[str, Route] = {}
 
+    @property
+    def fans_out(self) -> bool:
+        """May an event go to several destinations?"""
+        return any(len(rule.destinations) > 1 for rule in self._rules)
+
     def route(self, event_type: str, key: str | None) -> Route:
         """EventInvalid when no route matches, or the topic needs a key that the event has not."""
         return self._routes.get(event_type) or self._find(event_type, key)
@@ -63,10 +68,10 @@ class Router:
         if rule.by_key:
             if key is None:
                 raise EventInvalid(f"topic {rule.topic!r} needs a partition_key, and the event has none")
-            return Route(rule.destination, rule.topic.format(type=event_type, key=key))
+            return Route(rule.destinations, rule.topic.format(type=event_type, key=key))
         if len(self._routes) >= _CACHE_SIZE:
             self._routes.clear()
-        route = Route(rule.destination, rule.topic.format(type=event_type))
+        route = Route(rule.destinations, rule.topic.format(type=event_type))
         self._routes[event_type] = route
         return route
 
@@ -101,21 +106,22 @@ def _import(name: str, module_name: str) -> object:
 def _rule(index: int, route: RouteSettings, destinations: Collection[str]) -> _Rule:
     return _Rule(
         matches=re.compile(translate(route.match)).match,
-        destination=_destination(index, route, destinations),
+        destinations=_destinations(index, route, destinations),
         topic=route.topic,
         by_key="key" in _placeholders(index, route.topic),
     )
 
 
-def _destination(index: int, route: RouteSettings, destinations: Collection[str]) -> str:
+def _destinations(index: int, route: RouteSettings, destinations: Collection[str]) -> tuple[str, ...]:
     names = ", ".join(sorted(destinations)) or "(none)"
     if route.destination is None:
         if len(destinations) != 1:
             raise SettingsError(f"routes[{index}].destination is needed; the destinations are: {names}")
-        return next(iter(destinations))
-    if route.destination not in destinations:
-        raise SettingsError(f"routes[{index}].destination = {route.destination!r} is not one of: {names}")
-    return route.destination
+        return tuple(destinations)
+    for name in route.names():
+        if name not in destinations:
+            raise SettingsError(f"routes[{index}].destination = {name!r} is not one of: {names}")
+    return route.names()
 
 
 def _placeholders(index: int, topic: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from datetime import timedelta
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     SecretStr,
+    field_validator,
     model_validator,
 )
 
@@ -32,7 +34,10 @@ Duration = Annotated[
 Ordering = Literal["key", "none"]
 Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
-DestinationType = Literal["nats", "stdout", "null"]
+DestinationType = Literal["kafka", "nats", "rabbitmq", "redis", "http", "stdout", "null"]
+EnvelopeForm = Literal["raw", "cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"]
+
+_URI_REFERENCE = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
 
 
 class Model(BaseModel):
@@ -91,6 +96,28 @@ class SourceSettings(Model):
         return self
 
 
+class ClaimCheckSettings(Model):
+    """Where payloads go that are too large for the broker."""
+
+    path: str = Field(
+        description="URL of a folder that fsspec can write to: file:///var/claims, s3://bucket/prefix."
+    )
+    over: int = Field(256 * 1024, ge=0, description="Payloads of more bytes than this are stored there.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Passed on to fsspec: credentials, endpoints and the like."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if not scheme or not rest:
+            raise ValueError("must be a URL such as file:///var/claims or s3://bucket/prefix")
+        if ":" in rest.partition("/")[0].rpartition("@")[0]:
+            raise ValueError("holds a password, and every message would carry it; put it into options")
+        return value
+
+
 class DestinationSettings(Model):
     """One configured publisher."""
 
@@ -103,6 +130,26 @@ class DestinationSettings(Model):
         None, ge=1, description="Payloads over this many bytes are dead; default: the broker's."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Passed on to the broker's own client.")
+    envelope: EnvelopeForm = Field("raw", description="The form that events are sent in.")
+    envelope_source: str | None = Field(
+        None, min_length=1, description="CloudEvents `source`; default: /outspark/ and the source's name."
+    )
+    envelope_content_type: str | None = Field(
+        None,
+        min_length=1,
+        description="CloudEvents `datacontenttype` of events without a content-type header.",
+    )
+    envelope_schema_version: str | None = Field(
+        None, min_length=1, description="Of events without a schema_version header; default in `full`: 1.0.0."
+    )
+    claim_check: ClaimCheckSettings | None = Field(None, description="Send large payloads by reference.")
+
+    @field_validator("envelope_source")
+    @classmethod
+    def _is_uri_reference(cls, value: str | None) -> str | None:
+        if value is not None and not _URI_REFERENCE.fullmatch(value):
+            raise ValueError("must be a URI reference such as /shop/orders or https://shop.example/orders")
+        return value
 
 
 class RouteSettings(Model):
@@ -110,12 +157,25 @@ class RouteSettings(Model):
 
     match: str = Field("*", description="Pattern on event_type: `order.*`, `*.created`, `*`.")
     source: str | None = Field(None, description="Only events of this source.")
-    destination: str | None = Field(
-        None, description="Name of a destination; may be left out when there is only one."
+    destination: str | list[str] | None = Field(
+        None,
+        description="Name of a destination, or a list of names that each get the event; "
+        "may be left out when there is only one.",
     )
     topic: str = Field(
         "{type}", description="Topic or subject; `{type}` is the event_type, `{key}` the partition_key."
     )
+
+    @field_validator("destination")
+    @classmethod
+    def _some_and_different(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and (not value or len(set(value)) < len(value)):
+            raise ValueError("a list of destinations has at least one name, and none of them twice")
+        return value
+
+    def names(self) -> tuple[str, ...]:
+        """The destinations it names; none when it leaves that open."""
+        return (self.destination,) if isinstance(self.destination, str) else tuple(self.destination or ())
 
 
 class RelaySettings(Model):
@@ -174,10 +234,11 @@ class Settings(Model):
                 raise ValueError(
                     f"routes[{index}].source = {route.source!r} is not one of: {_names(self.sources)}"
                 )
-            if route.destination is not None and route.destination not in self.destinations:
-                raise ValueError(
-                    f"routes[{index}].destination = {route.destination!r} is not one of: {_names(self.destinations)}"
-                )
+            for name in route.names():
+                if name not in self.destinations:
+                    raise ValueError(
+                        f"routes[{index}].destination = {name!r} is not one of: {_names(self.destinations)}"
+                    )
             if route.destination is None and len(self.destinations) != 1:
                 raise ValueError(
                     f"routes[{index}].destination is needed: there are {len(self.destinations)} destinations"
@@ -187,6 +248,10 @@ class Settings(Model):
                 f"routes are needed to choose between the destinations: {_names(self.destinations)}"
             )
         return self
+
+    def fans_out(self, source: str) -> bool:
+        """Do events of this source go to several destinations at once?"""
+        return any(len(route.names()) > 1 for route in self.routes if route.source in (None, source))
 
 
 def _names(mapping: dict[str, Any]) -> str:

@@ -43,7 +43,8 @@ def init(
     """Print the DDL of an outbox table, or create it.
 
     Without `--apply` the SQL goes to stdout and nothing else does, so it can be piped or put into a
-    migration. Running it again changes nothing.
+    migration. Running it again changes nothing. Where a route of the configuration has several destinations,
+    the small table that remembers which of them already have an event comes along.
 
     ```
     outspark init > outbox.sql
@@ -52,6 +53,7 @@ def init(
     outspark init --apply --doorbell --lanes 4
     ```
     """
+    from outspark.contracts import deliveries
     from outspark.contracts.doorbell import doorbell_ddl
     from outspark.contracts.names import TableName
 
@@ -60,10 +62,16 @@ def init(
     name, target = _target(settings, source, apply)
     chosen = TableName.parse(table or (target.table if target else str(kind.default_table)))
     bell = settings.relay.lanes if doorbell else 0
+    fan_out = target is not None and settings.fans_out(name)
     if target is not None and apply:
-        _create(name, target, kind, chosen, bell)
+        _create(name, target, kind, chosen, bell, fan_out)
     else:
-        typer.echo(kind.ddl(chosen) + (f"\n{doorbell_ddl(chosen, bell)}" if bell else ""), nl=False)
+        parts = [kind.ddl(chosen)]
+        if fan_out:
+            parts.append(f"{deliveries.compose(deliveries.CREATE, chosen)};\n")
+        if bell:
+            parts.append(doorbell_ddl(chosen, bell))
+        typer.echo("\n".join(parts), nl=False)
 
 
 def _contract(name: str) -> Contract:
@@ -85,9 +93,11 @@ def _target(settings: Settings, source: str | None, apply: bool) -> tuple[str, S
     return pick_source(settings, source)
 
 
-def _create(name: str, target: SourceSettings, contract: Contract, table: TableName, bell: int) -> None:
+def _create(
+    name: str, target: SourceSettings, contract: Contract, table: TableName, bell: int, fan_out: bool
+) -> None:
     from outspark.cli.sources import connect
-    from outspark.contracts import doorbell
+    from outspark.contracts import deliveries, doorbell
     from outspark.contracts.names import resolve
 
     with connect(name, target) as conn:
@@ -95,8 +105,14 @@ def _create(name: str, target: SourceSettings, contract: Contract, table: TableN
             for statement in contract.statements(table):
                 conn.execute(statement.encode())
             found = resolve(conn, table)
+            if fan_out:
+                conn.execute(deliveries.compose(deliveries.CREATE, found).encode())
             for statement in doorbell.statements(found, bell) if bell else []:
                 conn.execute(statement.encode())
         output.note(f"table {found} is there" + (f", with a doorbell for {bell} lanes" if bell else ""))
+        if fan_out:
+            output.note(
+                f"table {deliveries.deliveries_table(found)} is there, for events to several destinations"
+            )
         for finding in contract.check_table(conn, found):
             output.note(f"{finding.level}: {finding}")

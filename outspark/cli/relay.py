@@ -16,7 +16,11 @@ def relay(
     table: options.Table = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="WHERE", help="Send everything to nats://host:port, stdout or null."),
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="Send everything to kafka://, nats://, amqp://, redis:// or https:// and a host, to stdout or null.",
+        ),
     ] = None,
     lanes: Annotated[
         int | None, typer.Option("--lanes", metavar="N", help="Loops that work side by side.")

@@ -119,6 +119,10 @@ class Upkeep(Protocol):
         """Delete the next batch, oldest first, passing over rows that somebody has locked."""
         ...
 
+    def forget_deliveries(self, conn: psycopg.Connection[Any]) -> int:
+        """Drop what `outspark_deliveries` remembers of events that are gone; 0 where there is no such table."""
+        ...
+
     def reap(
         self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int
     ) -> Reaped: ...

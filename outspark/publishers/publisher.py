@@ -22,9 +22,10 @@ class Publisher(Protocol):
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         """Send the messages in order and wait for what became of each, at most `timeout` seconds.
 
-        The answer has one outcome per message, in order: Delivered, Retry or Dead. It does not raise for a
-        destination that is down: those messages come back as `Retry(counted=False)`. It raises DestinationError
-        only when the destination cannot be used as configured at all.
+        The answer has one outcome per message, in order: Delivered, Retry or Dead, or Held for one that was not sent
+        because an earlier one of its key failed or the time was over. It does not raise for a destination that is
+        down: those messages come back as `Retry(counted=False)`. It raises DestinationError only when the
+        destination cannot be used as configured at all.
         """
         ...
 

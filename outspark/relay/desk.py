@@ -16,11 +16,13 @@ from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName, bell_channel, lock_class, resolve
 from outspark.contracts.slots import slots_table
+from outspark.envelopes import Envelope, make_envelope
 from outspark.errors import OutsparkError
 from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
 from outspark.relay import control, workbench
 from outspark.relay.breaker import Destination
 from outspark.relay.connection import Connection
+from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.loop import SourceLoop
@@ -32,6 +34,7 @@ from outspark.relay.source import Source
 from outspark.relay.spec import LaneSpec, Share
 from outspark.relay.tenure import Tenure
 from outspark.routing import Router, load_transform
+from outspark.settings import DestinationSettings
 from outspark.telemetry import Tracing
 
 log = logging.getLogger(__name__)
@@ -196,19 +199,25 @@ class Desk:
         )
         source = Source(share.name, settings, conn, statements, contract.upkeep(table), self.tally)
         tenure = self._tenure(source, table, share.slots) if settings.ordering == "key" else None
+        router = Router(spec.routes, spec.destinations, share.name)
+        deliveries = Deliveries(conn, table) if router.fans_out else None
+        if deliveries is not None:
+            deliveries.prepare()
         dispatcher = Dispatcher(
-            router=Router(spec.routes, spec.destinations, share.name),
+            router=router,
             destinations=self.destinations,
             transform=load_transform(settings.transform) if settings.transform else None,
             ordered=settings.ordering == "key",
             tally=self.tally,
             tracing=self.tracing,
+            envelopes=_envelopes(spec.destinations, share.name),
         )
         loop = SourceLoop(
             source=source,
             tenure=tenure,
             dispatcher=dispatcher,
-            settler=Settler(source, tenure),
+            settler=Settler(source, tenure, deliveries),
+            deliveries=deliveries,
             waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
             low=LowWater(source),
             token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
@@ -241,3 +250,8 @@ class Desk:
             )
             return Polling(interval)
         return Doorbell(conn, lock_class("bell", table), self.spec.lane, interval)
+
+
+def _envelopes(destinations: Mapping[str, DestinationSettings], source: str) -> dict[str, Envelope]:
+    made = {name: make_envelope(settings, source) for name, settings in destinations.items()}
+    return {name: envelope for name, envelope in made.items() if envelope is not None}

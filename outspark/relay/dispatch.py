@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from outspark.envelopes import Envelope
 from outspark.errors import EventInvalid
 from outspark.event import NO_HEADERS, Event, Message, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
@@ -18,14 +19,28 @@ from outspark.telemetry import Tracing
 log = logging.getLogger(__name__)
 
 
+NOWHERE: Mapping[str, Collection[str]] = {}
+
+
 @dataclass(slots=True)
 class Parcel:
-    """An event on its way: either a message for a destination, or an outcome that is known before it is sent."""
+    """An event on its way: a message for a destination, one parcel for each of several, or an outcome known before."""
 
     key: str | None
-    destination: Destination | None
-    message: Message | None
+    destination: Destination | None = None
+    message: Message | None = None
     outcome: Outcome | None = None
+    copies: Sequence[Parcel] = ()
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """What became of a batch: for each event its outcome, and where it was to go or failed."""
+
+    outcomes: list[Outcome]
+    destinations: list[Destination | None]
+    partial: dict[str, list[str]]
+    """Event id -> destinations that took it now, for events that are not through everywhere."""
 
 
 @dataclass(slots=True)
@@ -38,15 +53,21 @@ class Dispatcher:
     ordered: bool
     tally: Tally
     tracing: Tracing
+    envelopes: Mapping[str, Envelope] = field(default_factory=dict)
+    """Of the destinations that wrap their messages."""
 
     def dispatch(
-        self, events: Sequence[Event], budget: float, before_wave: Callable[[], None]
-    ) -> tuple[list[Outcome], list[Destination | None]]:
-        """One outcome per event, and where each was to go. Events are in order; `budget` is in seconds.
+        self,
+        events: Sequence[Event],
+        budget: float,
+        before_wave: Callable[[], None],
+        been: Mapping[str, Collection[str]] = NOWHERE,
+    ) -> Dispatched:
+        """Events are in order; `budget` is in seconds; `been` says which destinations have which events already.
 
         `before_wave` is called before anything is sent, and may raise to stop: then nothing more goes out.
         """
-        parcels = [self._parcel(event) for event in events]
+        parcels = [self._parcel(event, been) for event in events]
         deadline = time.monotonic() + budget
         failed: set[str] = set()
         waiting: list[Parcel] = parcels
@@ -59,32 +80,48 @@ class Dispatcher:
             if wave:
                 before_wave()
                 self._publish(wave, deadline, failed)
-        return [parcel.outcome or HELD for parcel in parcels], [parcel.destination for parcel in parcels]
+        return Dispatched(
+            [parcel.outcome or HELD for parcel in parcels],
+            [parcel.destination for parcel in parcels],
+            _partial(events, parcels) if self.router.fans_out else {},
+        )
 
     def all_down(self) -> bool:
         return bool(self.destinations) and all(destination.open for destination in self.destinations.values())
 
-    def _parcel(self, event: Event) -> Parcel:
+    def _parcel(self, event: Event, been: Mapping[str, Collection[str]]) -> Parcel:
         key = event.key if self.ordered else None
         try:
             sent = self.transform(event) if self.transform else event
             if sent is None:
-                return Parcel(key, None, None, Skipped())
+                return Parcel(key, outcome=Skipped())
             route = self.router.route(sent.type, sent.key)
             headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
             message = Message(event.id, route.topic, sent.key, sent.payload, headers)
-            return Parcel(key, self.destinations[route.destination], message)
+            if len(route.destinations) == 1:
+                [name] = route.destinations
+                return Parcel(key, self.destinations[name], self._wrap(name, sent, message))
+            missing = [name for name in route.destinations if name not in been.get(event.id, ())]
+            copies = [
+                Parcel(None, self.destinations[name], self._wrap(name, sent, message)) for name in missing
+            ]
+            return Parcel(key, copies=copies, outcome=None if copies else DELIVERED)
         except EventInvalid as error:
-            return Parcel(key, None, None, Dead(str(error)))
+            return Parcel(key, outcome=Dead(str(error)))
         except Exception as error:  # noqa: BLE001 - a transform's bug must cost its event an attempt, not the lane
             log.warning("transform failed", extra={"event": event.id, "error": str(error)})
-            return Parcel(key, None, None, Retry(f"transform failed: {type(error).__name__}: {error}"))
+            return Parcel(key, outcome=Retry(f"transform failed: {type(error).__name__}: {error}"))
+
+    def _wrap(self, name: str, event: Event, message: Message) -> Message:
+        envelope = self.envelopes.get(name)
+        return message if envelope is None else envelope(event, message)
 
     def _publish(self, wave: Sequence[Parcel], deadline: float, failed: set[str]) -> None:
         groups: dict[str, list[Parcel]] = {}
         for parcel in wave:
-            if parcel.destination is not None:
-                groups.setdefault(parcel.destination.name, []).append(parcel)
+            for part in parcel.copies or (parcel,):
+                if part.destination is not None:
+                    groups.setdefault(part.destination.name, []).append(part)
         for name, parcels in groups.items():
             messages = [parcel.message for parcel in parcels if parcel.message is not None]
             started = time.monotonic()
@@ -96,6 +133,11 @@ class Dispatcher:
                     f"publisher {name} gave {len(outcomes)} outcomes for {len(parcels)} messages"
                 )
             _assign(parcels, outcomes, failed)
+        for parcel in wave:
+            if parcel.copies:
+                _combine(parcel)
+                if parcel.key is not None and not _passed(parcel.outcome):
+                    failed.add(parcel.key)
 
 
 def _assign(parcels: Sequence[Parcel], outcomes: Sequence[Outcome], failed: set[str]) -> None:
@@ -126,13 +168,48 @@ def _next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel
             else:
                 later.append(parcel)
                 ahead[key] = None
-        elif parcel.destination is None:
-            if not _passed(parcel.outcome):
-                failed.add(key)
-        else:
+        elif parcel.destination is not None or parcel.copies:
+            # What goes to several destinations goes alone: its key waits until all of them have answered.
             wave.append(parcel)
             ahead[key] = parcel.destination
+        elif not _passed(parcel.outcome):
+            failed.add(key)
     return wave, later
+
+
+def _combine(parcel: Parcel) -> None:
+    """An event fares as where it needs most: what may still pass comes before what never will."""
+    worst = max(parcel.copies, key=_need)
+    outcome = worst.outcome
+    if isinstance(outcome, Retry | Dead) and worst.destination is not None:
+        outcome = replace(outcome, error=f"{worst.destination.name}: {outcome.error}")
+    parcel.outcome, parcel.destination = outcome, worst.destination
+
+
+def _need(part: Parcel) -> int:
+    match part.outcome:
+        case Retry(counted=True):
+            return 4
+        case Retry():
+            return 3
+        case Held():
+            return 2
+        case Dead():
+            return 1
+        case _:
+            return 0
+
+
+def _partial(events: Sequence[Event], parcels: Sequence[Parcel]) -> dict[str, list[str]]:
+    partial: dict[str, list[str]] = {}
+    for event, parcel in zip(events, parcels, strict=True):
+        if parcel.copies and not _passed(parcel.outcome):
+            taken = [
+                part.destination.name for part in parcel.copies if part.destination and _passed(part.outcome)
+            ]
+            if taken:
+                partial[event.id] = taken
+    return partial
 
 
 def _passed(outcome: Outcome | None) -> bool:

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 
 from outspark import metrics
-from outspark.relay.dispatch import Dispatcher
+from outspark.relay.deliveries import Deliveries
+from outspark.relay.dispatch import NOWHERE, Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.settling import Settler
@@ -31,6 +32,8 @@ class SourceLoop:
     waking: Polling | Doorbell
     low: LowWater
     token_prefix: str
+    deliveries: Deliveries | None = None
+    """Where events go to several destinations."""
     _claims: int = 0
     _saw_the_end: bool = False
     """Did the last look come to the end of what is ready?"""
@@ -70,8 +73,9 @@ class SourceLoop:
     def _work(self, batch: Batch) -> None:
         # The leases must outlive the publishing by far.
         budget = self.source.settings.lease_timeout.total_seconds() / 2
-        outcomes, destinations = self.dispatcher.dispatch(batch.events, budget, self._prove)
-        self.settler.settle(batch, outcomes, destinations)
+        been = self.deliveries.look_up([event.id for event in batch.events]) if self.deliveries else NOWHERE
+        dispatched = self.dispatcher.dispatch(batch.events, budget, self._prove, been)
+        self.settler.settle(batch, dispatched, been)
         if self.tenure is not None and self.tenure.suspects:
             self.tenure.clear_blocked()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_never
@@ -15,6 +15,8 @@ from outspark.contracts.contract import Settlement
 from outspark.event import Event
 from outspark.outcome import DELIVERED, Dead, Delivered, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
+from outspark.relay.deliveries import Deliveries
+from outspark.relay.dispatch import NOWHERE, Dispatched
 from outspark.relay.source import Batch, Source
 from outspark.relay.tenure import Tenure
 
@@ -30,19 +32,31 @@ class Settler:
 
     source: Source
     tenure: Tenure | None
+    deliveries: Deliveries | None = None
 
     def settle(
-        self, batch: Batch, outcomes: Sequence[Outcome], destinations: Sequence[Destination | None]
+        self, batch: Batch, dispatched: Dispatched, been: Mapping[str, Collection[str]] = NOWHERE
     ) -> None:
-        """OwnershipLost when the slots belong to somebody else; single leases that were lost are only counted."""
+        """OwnershipLost when the slots belong to somebody else; single leases that were lost are only counted.
+
+        `been` says which events had reached some of their destinations before.
+        """
+        outcomes = dispatched.outcomes
         delivered: list[Event] = []
         rest: list[Settlement] = []
-        for event, outcome, destination in zip(batch.events, outcomes, destinations, strict=True):
+        for event, outcome, destination in zip(batch.events, outcomes, dispatched.destinations, strict=True):
             if outcome is DELIVERED or isinstance(outcome, Delivered):
                 delivered.append(event)
             else:
                 rest.append(self._settlement(event, outcome, destination))
-        changed = self._write(batch, [event.id for event in delivered], rest)
+        ids = [event.id for event in delivered]
+        if self.deliveries is not None and (dispatched.partial or been):
+            with self.source.conn.transaction():
+                changed = self._write(batch, ids, rest)
+                self.deliveries.record(dispatched.partial)
+                self.deliveries.forget(been.keys() & ids)
+        else:
+            changed = self._write(batch, ids, rest)
         self._count(delivered, outcomes, lost=len(batch.events) - changed)
         for event in delivered if self.source.keys.heads else ():
             self.source.keys.free(event.key, event.id)

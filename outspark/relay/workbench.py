@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 from collections.abc import Mapping
@@ -47,6 +48,13 @@ def discard(url: str) -> None:
     conn = _connections.pop(url, None)
     if conn is not None:
         conn.close()
+
+
+@atexit.register
+def close() -> None:
+    """Let go of everything that was kept."""
+    for url in list(_connections):
+        discard(url)
 
 
 def destinations(settings: Mapping[str, DestinationSettings]) -> dict[str, Destination]:

@@ -38,7 +38,8 @@ class RelayApp:
         self.settings = settings
         self.instance = secrets.token_hex(4)
         self.tally = Tally()
-        self.breakers: dict[str, str] = {}
+        self._open_breakers: dict[int, dict[str, str]] = {}
+        """Lane -> destinations that were down for it when its last shift ended, and why."""
         self.stopping = threading.Event()
         self.started = time.time()
         self._specs = share_out(settings, self.instance, telemetry.variables(os.environ))
@@ -108,6 +109,11 @@ class RelayApp:
         """Spark has ended under us: stop, and start again in a new process."""
         return any(shifts.lost for shifts in self._shifts)
 
+    @property
+    def breakers(self) -> dict[str, str]:
+        """Destinations that are down for any lane, as of the end of its last shift."""
+        return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
+
     # What the server asks (outspark.server.RelayView)
 
     def healthy(self) -> list[str]:
@@ -150,7 +156,7 @@ class RelayApp:
 
     def _take_report(self, report: dict[str, Any]) -> None:
         self.tally.merge(Tally.from_json(report["tally"]))
-        self.breakers = dict(report["breakers"])
+        self._open_breakers[report["lane"]] = dict(report["breakers"])
 
     def _count_failure(self, lane: int, error: Exception) -> None:
         self.tally.add(metrics.LANE_RESTARTS_TOTAL)

@@ -72,7 +72,7 @@ def events(*specs: str) -> list[Event]:
 
 
 def run(dispatcher: Dispatcher, *specs: str, budget: float = 10.0) -> list[Outcome]:
-    return dispatcher.dispatch(events(*specs), budget, lambda: None)[0]
+    return dispatcher.dispatch(events(*specs), budget, lambda: None).outcomes
 
 
 def test_of_each_key_one_event_a_wave_where_order_is_not_kept() -> None:
@@ -160,7 +160,7 @@ def test_headers_that_are_no_object_are_dead() -> None:
     (event,) = events("a:k")
     event.headers = ["x"]
 
-    ((outcome,), _) = dispatcher(Recorder()).dispatch([event], 10.0, lambda: None)
+    [outcome] = dispatcher(Recorder()).dispatch([event], 10.0, lambda: None).outcomes
 
     assert outcome == Dead("headers must be a JSON object of strings, not list")
 
@@ -207,3 +207,51 @@ def test_an_open_breaker_lets_nothing_through() -> None:
     assert isinstance(outcome, Retry)
     assert not outcome.counted
     assert publisher.batches == ["a"]
+
+
+def fan_out(*publishers: Recorder) -> Dispatcher:
+    """Every event goes to all of the destinations 0, 1, ..."""
+    destinations = {str(n): Destination(str(n), p, timeout=1.0) for n, p in enumerate(publishers)}
+    router = Router([RouteSettings(destination=list(destinations))], destinations, "source")
+    return Dispatcher(router, destinations, None, True, Tally(), tracing({}))
+
+
+def test_a_fan_out_holds_its_key_until_all_have_answered() -> None:
+    first, second = Recorder(keeps_order=True), Recorder(answers={"a": FAILED})
+
+    dispatched = fan_out(first, second).dispatch(events("a:k", "b:k", "x:l"), 10.0, lambda: None)
+
+    assert dispatched.outcomes == [Retry("1: no luck"), HELD, DELIVERED]
+    assert first.batches == ["ax"]
+    assert second.batches == ["ax"]
+    assert dispatched.partial == {str(UUID(int=0)): ["0"]}
+
+
+def test_a_fan_out_goes_only_where_it_has_not_been() -> None:
+    first, second = Recorder(), Recorder()
+    been = {str(UUID(int=0)): {"0"}, str(UUID(int=1)): {"0", "1"}}
+
+    dispatched = fan_out(first, second).dispatch(events("a:k", "b:k", "c:k"), 10.0, lambda: None, been)
+
+    assert dispatched.outcomes == [DELIVERED] * 3
+    assert first.batches == ["c"]
+    assert second.batches == ["a", "c"]
+    assert dispatched.partial == {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([DELIVERED, DEAD, DOWN, FAILED], Retry("3: no luck")),
+        ([DEAD, DOWN, DELIVERED, DELIVERED], Retry("1: nobody answers", counted=False)),
+        ([DELIVERED, DELIVERED, DEAD, DELIVERED], Dead("2: too large")),
+    ],
+)
+def test_the_outcome_of_a_fan_out_is_where_it_needs_most(answers: list[Outcome], expected: Outcome) -> None:
+    publishers = [Recorder(answers={"a": answer}) for answer in answers]
+
+    dispatched = fan_out(*publishers).dispatch(events("a:k"), 10.0, lambda: None)
+
+    assert dispatched.outcomes == [expected]
+    delivered = [str(n) for n, answer in enumerate(answers) if answer is DELIVERED]
+    assert dispatched.partial == {str(UUID(int=0)): delivered}

@@ -18,8 +18,8 @@ def routes(*settings: dict[str, str]) -> list[RouteSettings]:
 
 def test_without_routes_all_goes_to_the_only_destination_under_its_type() -> None:
     router = Router([], ["broker"], "orders")
-    assert router.route("order.created", None) == Route("broker", "order.created")
-    assert router.route("", "k") == Route("broker", "")
+    assert router.route("order.created", None) == Route(("broker",), "order.created")
+    assert router.route("", "k") == Route(("broker",), "")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_without_routes_all_goes_to_the_only_destination_under_its_type() -> Non
 def test_patterns(pattern: str, event_type: str, matches: bool) -> None:
     router = Router(routes({"match": pattern}), ["broker"], "orders")
     if matches:
-        assert router.route(event_type, None) == Route("broker", event_type)
+        assert router.route(event_type, None) == Route(("broker",), event_type)
     else:
         with pytest.raises(EventInvalid):
             router.route(event_type, None)
@@ -58,9 +58,9 @@ def test_the_first_route_that_matches_wins() -> None:
         ["a", "b"],
         "orders",
     )
-    assert router.route("order.cancelled", None) == Route("a", "cancellations")
-    assert router.route("order.created", None) == Route("b", "order.created")
-    assert router.route("user.created", None) == Route("a", "rest.user.created")
+    assert router.route("order.cancelled", None) == Route(("a",), "cancellations")
+    assert router.route("order.created", None) == Route(("b",), "order.created")
+    assert router.route("user.created", None) == Route(("a",), "rest.user.created")
 
 
 def test_routes_of_another_source_do_not_count() -> None:
@@ -157,3 +157,18 @@ def test_a_module_that_fails_on_import_says_why(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(SettingsError, match="importing broken_hooks failed: no database"):
         load_transform("broken_hooks:f")
+
+
+def test_a_route_may_name_several_destinations() -> None:
+    routes = [RouteSettings(match="order.*", destination=["bus", "audit"]), RouteSettings(destination="bus")]
+    router = Router(routes, ["bus", "audit"], "shop")
+
+    assert router.fans_out
+    assert router.route("order.placed", None) == Route(("bus", "audit"), "order.placed")
+    assert router.route("other", None) == Route(("bus",), "other")
+
+
+@pytest.mark.parametrize("names", [[], ["bus", "bus"]])
+def test_a_list_of_destinations_makes_sense(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="at least one name, and none of them twice"):
+        RouteSettings(destination=names)

@@ -11,7 +11,9 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row, tuple_row
 
+from outspark.contracts.deliveries import deliveries_table
 from outspark.contracts.names import TableName
+from outspark.contracts.slots import EXISTS
 from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, PrunedBatch, Reaped, Stats
 from outspark.errors import SettingsError
 
@@ -119,6 +121,15 @@ SET status = CASE WHEN e.attempts + 1 >= %(max_attempts)s THEN 'DEAD' ELSE 'PEND
 FROM lost WHERE e.event_id = lost.event_id
 RETURNING e.event_id::text, e.status = 'DEAD'"""
 
+FORGET_DELIVERIES = """
+-- Forget where events have been that are not there any more
+WITH forgotten AS (
+  DELETE FROM {deliveries_table} d
+  WHERE d.source = %(source)s AND NOT EXISTS (SELECT 1 FROM {table} e WHERE e.event_id = d.event_id::uuid)
+  RETURNING 1
+)
+SELECT count(*) FROM forgotten"""
+
 _FINISHED = {"delivered": ("DELIVERED", "delivered_at"), "dead": ("DEAD", "updated_at")}
 
 
@@ -171,6 +182,14 @@ class OpenOutboxUpkeep:
     ) -> PrunedBatch:
         parameters = {"before": before, "mark": mark, "limit": limit}
         return PrunedBatch(*self._rows(conn, PRUNE, parameters, **_finished(how))[0])
+
+    def forget_deliveries(self, conn: psycopg.Connection[Any]) -> int:
+        name = deliveries_table(self._table).identifier
+        if not self._rows(conn, EXISTS, {"name": name.as_string(None)})[0][0]:
+            return 0
+        return int(
+            self._rows(conn, FORGET_DELIVERIES, {"source": str(self._table)}, deliveries_table=name)[0][0]
+        )
 
     def reap(self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int) -> Reaped:
         rows = self._rows(conn, REAP, {"lease": lease, "max_attempts": max_attempts, "limit": limit})

@@ -13,6 +13,7 @@ from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
 from outspark.metrics import LEASES_LOST_TOTAL, Tally
 from outspark.outcome import DELIVERED, Retry
 from outspark.relay.connection import Connection, connect
+from outspark.relay.dispatch import Dispatched
 from outspark.relay.owner import Owner
 from outspark.relay.settling import Settler
 from outspark.relay.slots import Slots
@@ -104,7 +105,7 @@ def test_a_settle_with_an_old_epoch_changes_nothing(leased: Place, owner: OwnerO
     after_the_theft = leased.states()
 
     with pytest.raises(OwnershipLost, match="taken by another owner"):
-        owner.settler.settle(batch, [outcome, DELIVERED], [None, None])
+        owner.settler.settle(batch, Dispatched([outcome, DELIVERED], [None, None], {}))
     with pytest.raises(OwnershipLost):
         owner.tenure.prove()
     assert leased.states() == after_the_theft
@@ -117,7 +118,7 @@ def test_a_settle_under_another_token_loses_only_its_leases(place: Place) -> Non
     batch = owner.claim("outspark/test/1")
     place.set("a", locked_by="another relay")
 
-    owner.settler.settle(batch, [DELIVERED, DELIVERED], [None, None])
+    owner.settler.settle(batch, Dispatched([DELIVERED, DELIVERED], [None, None], {}))
 
     assert place.states() == {"a": ("DELIVERING", 0), "b": ("DELIVERED", 0)}
     assert owner.source.tally.value(LEASES_LOST_TOTAL, source="outbox") == 1
