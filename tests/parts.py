@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from shutil import which
 
 from outspark.embedded.java import java_home
+from outspark.embedded.kafka_jars import class_path
 from outspark.embedded.nats import program
+from outspark.embedded.rabbitmq import program as rabbitmq_program
+from outspark.embedded.redis import program as redis_program
 from outspark.errors import OutsparkError
 
 
 def _nats() -> str | None:
     return _package("nats", "nats") or _answer(program)
+
+
+def _kafka() -> str | None:
+    # Fetches the server at first sight, so that a machine that cannot skips its tests.
+    return _package("confluent_kafka", "kafka") or _java() or _answer(class_path)
+
+
+def _rabbitmq() -> str | None:
+    return _package("aio_pika", "rabbitmq") or _answer(rabbitmq_program)
+
+
+def _amqp_tools() -> str | None:
+    return None if which("amqp-get") else "there is no amqp-get on this machine; run: apt install amqp-tools"
+
+
+def _redis() -> str | None:
+    return _package("redis", "redis") or _answer(redis_program)
+
+
+def _http() -> str | None:
+    return _package("httpcore", "http") or _package("uvicorn", "server")
+
+
+def _openssl() -> str | None:
+    return None if shutil.which("openssl") else "the program openssl is not on the path"
 
 
 def _java() -> str | None:
@@ -24,7 +54,17 @@ def _spark() -> str | None:
     return _package("pyspark", "spark") or _package("pandas", "spark") or _java()
 
 
-PARTS: dict[str, Callable[[], str | None]] = {"nats": _nats, "java": _java, "spark": _spark}
+PARTS: dict[str, Callable[[], str | None]] = {
+    "kafka": _kafka,
+    "nats": _nats,
+    "rabbitmq": _rabbitmq,
+    "amqp-tools": _amqp_tools,
+    "redis": _redis,
+    "http": _http,
+    "openssl": _openssl,
+    "java": _java,
+    "spark": _spark,
+}
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -35,8 +36,8 @@ class LoopThread:
 
     async def cut(self) -> None:
         """Drop all connections at once, without sending what is still buffered."""
-        while self._loop.transports:
-            self._loop.transports.pop().abort()
+        for transport in list(self._loop.transports):
+            transport.abort()
         await asyncio.sleep(0)  # the loop tells the protocols
 
     def stop(self) -> None:
@@ -59,12 +60,12 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.transports: list[asyncio.Transport] = []
+        self.transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self.set_exception_handler(_on_lost_exception)
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         transport, protocol = await super().create_connection(*args, **kwargs)
-        self.transports.append(transport)
+        self.transports.add(transport)
         return transport, protocol
 
 

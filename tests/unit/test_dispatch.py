@@ -245,6 +245,7 @@ def test_a_fan_out_goes_only_where_it_has_not_been() -> None:
         ([DELIVERED, DEAD, DOWN, FAILED], Retry("3: no luck")),
         ([DEAD, DOWN, DELIVERED, DELIVERED], Retry("1: nobody answers", counted=False)),
         ([DELIVERED, DELIVERED, DEAD, DELIVERED], Dead("2: too large")),
+        ([DELIVERED, DEAD, HELD, DELIVERED], HELD),
     ],
 )
 def test_the_outcome_of_a_fan_out_is_where_it_needs_most(answers: list[Outcome], expected: Outcome) -> None:

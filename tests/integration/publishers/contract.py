@@ -159,8 +159,8 @@ class ReadBack:
         assert rig.read() == [received(sent) for sent in first + second]
 
 
-class Limits:
-    """The destination has a largest message, and headers that it cannot carry."""
+class SizeLimit:
+    """The destination has a largest message."""
 
     def test_only_the_message_over_the_limit_is_dead(self, rig: LimitedRig) -> None:
         small, large = messages(rig, 6), message(rig, b"x" * (rig.max_payload + 1))
@@ -172,6 +172,10 @@ class Limits:
         assert str(rig.max_payload) in _error(outcomes[3])
         assert_all_delivered(publisher.publish([message(rig)], TIMEOUT), 1)
         assert len(rig.read()) == 7
+
+
+class HeaderLimit:
+    """The destination has headers that it cannot carry."""
 
     @pytest.mark.parametrize(
         "headers",
@@ -194,6 +198,10 @@ class Limits:
         assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Dead, type(DELIVERED)]
         assert "header" in _error(outcomes[1])
         assert rig.read() == [received(sent) for sent in good]
+
+
+class Limits(SizeLimit, HeaderLimit):
+    """The destination has a largest message, and headers that it cannot carry."""
 
 
 class Outages:

@@ -461,7 +461,7 @@ except Exception as error:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert answer.stdout.strip() == (
-        "the NATS publisher needs a package that is not installed; run: pip install 'outspark[nats]'"
+        "a destination of type nats needs a package that is not installed; run: pip install 'outspark[nats]'"
     )
 
 
