@@ -7,18 +7,22 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
+# What tests and demo start from Debian's packages; all else comes from wheels.
+SERVERS := redis-server rabbitmq-server amqp-tools
+SERVERS_redis := redis-server
+SERVERS_rabbitmq := rabbitmq-server
 # New enough, and able to make a virtual environment (Debian splits that off).
 USABLE := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench faults docs clean
+.PHONY: help venv servers demo test check bench faults docs clean
 
 help: ## Say what there is
 	@echo 'Outspark: a transactional outbox for PostgreSQL, relayed on Spark. Start with: make demo'
 	@echo
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 	@echo
-	@echo '  BROKER=nats        the broker of the demo'
+	@echo '  BROKER=nats        the broker of the demo: nats, kafka, rabbitmq or redis'
 	@echo '  ARGS="--keep"      further flags for demo, bench, and pytest in test and faults'
 	@echo '  PYTHON=python3.12  the Python to build .venv with (3.11 or later; found by itself otherwise)'
 
@@ -38,10 +42,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+servers: ## Install the Debian servers that tests use, where that is possible (test and faults do it)
+	@sh scripts/servers $(SERVERS)
+
 demo: $(STAMP) ## See events go from PostgreSQL to a broker, with a lane killed on the way
+	@sh scripts/servers $(SERVERS_$(BROKER))
 	$(BIN)/outspark demo --broker $(BROKER) $(ARGS)
 
-test: check ## Run every check and the whole suite
+test: check servers ## Run every check and the whole suite
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP) ## Lint, format, types and layers; seconds, no servers
@@ -53,7 +61,7 @@ check: $(STAMP) ## Lint, format, types and layers; seconds, no servers
 bench: $(STAMP) ## Measure throughput and latency against the ceiling
 	$(BIN)/outspark bench $(ARGS)
 
-faults: $(STAMP) ## Run only what goes wrong on purpose: kills, outages, restarts
+faults: $(STAMP) servers ## Run only what goes wrong on purpose: kills, outages, restarts
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
 docs: $(STAMP) ## Write docs/reference again from the code

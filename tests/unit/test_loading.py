@@ -13,6 +13,7 @@ from outspark.loading import load, pick_source
 from outspark.redaction import redact
 
 URL = "postgresql://ada:s3cret@db/shop"
+KAFKA = {"STORAGE_URL": URL, "PUBLISHER_TYPE": "kafka", "PUBLISHER_URL": "a:9092,b:9092"}
 
 
 @pytest.fixture
@@ -127,6 +128,46 @@ def test_an_open_outbox_relay_moves_in_unchanged(folder: Path) -> None:
     assert settings.relay.id
 
 
+def test_an_open_outbox_relay_on_kafka_keeps_its_limits_and_partitions(folder: Path) -> None:
+    given = {"KAFKA_ASYNC": "false", "KAFKA_REQUIRED_ACKS": "all", "KAFKA_BATCH_SIZE": "1"}
+    destination = load(None, {**KAFKA, **given, "KAFKA_WRITE_TIMEOUT": "3s"}).destinations["default"]
+    assert destination.type == "kafka"
+    assert destination.url is not None
+    assert destination.url.get_secret_value() == "a:9092,b:9092"
+    assert destination.publish_timeout == timedelta(seconds=3)
+    assert destination.options == {
+        "message.max.bytes": "10485760",
+        "compression.type": "snappy",
+        "partitioner": "fnv1a_random",
+    }
+    zstd = load(None, {**KAFKA, "KAFKA_COMPRESSION": "zstd"}).destinations["default"]
+    assert zstd.options["compression.type"] == "zstd"
+
+
+def test_async_sending_to_kafka_matters_to_kafka_alone(folder: Path) -> None:
+    settings = load(None, {"STORAGE_URL": URL, "KAFKA_ASYNC": "true"})
+    assert settings.destinations["default"].type == "stdout"
+
+
+def test_an_open_outbox_relay_on_redis_keeps_its_timeouts(folder: Path) -> None:
+    settings = load(
+        None,
+        {
+            "STORAGE_URL": URL,
+            "PUBLISHER_TYPE": "redis",
+            "PUBLISHER_URL": "redis://cache:6379/1",
+            "REDIS_WRITE_TIMEOUT": "1s",
+            "REDIS_CONNECTION_TIMEOUT": "5s",
+            "NATS_PUBLISH_TIMEOUT": "3s",
+        },
+    )
+    destination = settings.destinations["default"]
+    assert destination.url is not None
+    assert destination.url.get_secret_value() == "redis://cache:6379/1"
+    assert destination.publish_timeout == timedelta(seconds=1)
+    assert destination.options == {"connect_timeout": "5s"}
+
+
 def test_the_shortest_open_outbox_environment_prints_to_stdout(folder: Path) -> None:
     settings = load(None, {"STORAGE_URL": URL, "PUBLISHER_URL": "nats://ignored:4222"})
     assert settings.destinations["default"].type == "stdout"
@@ -201,8 +242,19 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         (
             {"STORAGE_URL": URL, "PUBLISHER_TYPE": "kafka"},
             {},
-            "destinations.default.type = 'kafka' (environment variable PUBLISHER_TYPE): kafka is not "
-            "supported yet; today it must be nats, stdout or null",
+            "destinations.default.url is needed for type 'kafka', such as kafka://host:9092",
+        ),
+        (
+            {**KAFKA, "KAFKA_ASYNC": "true"},
+            {},
+            "KAFKA_ASYNC = 'true' (environment variable): must be false; sending without waiting for the "
+            "acknowledgement marks events as delivered that a crash or a refusal loses",
+        ),
+        (
+            {**KAFKA, "KAFKA_REQUIRED_ACKS": "one"},
+            {},
+            "KAFKA_REQUIRED_ACKS = 'one' (environment variable): must be all; with fewer acknowledgements "
+            "a broker that fails takes delivered events with it",
         ),
         (
             {"STORAGE_URL": URL, "STORAGE_TYPE": "mysql"},
@@ -212,7 +264,7 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         (
             {"STORAGE_URL": URL, "PUBLISHER_TYPE": "nats"},
             {},
-            "destinations.default.url is needed for type 'nats', such as nats://host:port",
+            "destinations.default.url is needed for type 'nats', such as nats://host:4222",
         ),
         (
             {"STORAGE_URL": "mysql://ada:s3cret@db/shop"},
@@ -235,9 +287,9 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         ),
         (
             {},
-            {"to": Given("kafka://b", "flag --to")},
-            "destinations.default.type = 'kafka' (flag --to): kafka is not "
-            "supported yet; today it must be nats, stdout or null",
+            {"to": Given("mqtt://b", "flag --to")},
+            "destinations.default.type = 'mqtt' (flag --to): must be "
+            '"kafka" or "nats" or "rabbitmq" or "redis" or "http" or "stdout" or "null"',
         ),
         (
             {"OUTSPARK__ROUTES": '[{"macth": "a"}]'},
