@@ -8,10 +8,11 @@ stops the server.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -53,7 +54,10 @@ def run_as(account: Account | None) -> RunAs:
 
 
 class GuardedProcess:
-    """Runs in `folder` and logs to its server.log. `discard`: the folder goes too when our process dies."""
+    """Runs in `folder` and logs to its server.log. `discard`: the folder goes too when our process dies.
+
+    `environment` comes on top of ours.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class GuardedProcess:
         stop_signal: signal.Signals,
         account: Account | None = None,
         discard: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = Path(argv[0]).name
         self._log = folder / "server.log"
@@ -72,6 +77,7 @@ class GuardedProcess:
             self._process = subprocess.Popen(
                 argv,
                 cwd=folder,
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
