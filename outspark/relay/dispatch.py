@@ -163,7 +163,7 @@ def _next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel
             parcel.outcome = HELD
         elif key in ahead:
             first = ahead[key]
-            if first is not None and first is parcel.destination and first.publisher.keeps_order:
+            if first is not None and first is _keeper(parcel):
                 wave.append(parcel)
             else:
                 later.append(parcel)
@@ -171,10 +171,18 @@ def _next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel
         elif parcel.destination is not None or parcel.copies:
             # What goes to several destinations goes alone: its key waits until all of them have answered.
             wave.append(parcel)
-            ahead[key] = parcel.destination
+            ahead[key] = _keeper(parcel)
         elif not _passed(parcel.outcome):
             failed.add(key)
     return wave, later
+
+
+def _keeper(parcel: Parcel) -> Destination | None:
+    """The destination, if it keeps the order of this parcel's key: not of a key that a transform has changed."""
+    destination, message = parcel.destination, parcel.message
+    if destination is None or message is None or message.key != parcel.key:
+        return None
+    return destination if destination.publisher.keeps_order else None
 
 
 def _combine(parcel: Parcel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -256,3 +256,11 @@ def test_the_outcome_of_a_fan_out_is_where_it_needs_most(answers: list[Outcome],
     assert dispatched.outcomes == [expected]
     delivered = [str(n) for n, answer in enumerate(answers) if answer is DELIVERED]
     assert dispatched.partial == {str(UUID(int=0)): delivered}
+
+
+def test_a_publisher_keeps_no_order_of_a_key_that_a_transform_has_changed() -> None:
+    publisher = Recorder(keeps_order=True)
+    changed = dispatcher(publisher, transform=lambda event: replace(event, key=None))
+
+    assert run(changed, "a:k", "b:k", "x:l") == [DELIVERED] * 3
+    assert publisher.batches == ["ax", "b"]

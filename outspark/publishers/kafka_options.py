@@ -1,0 +1,155 @@
+"""What a destination of type kafka is configured with: brokers from its URL, librdkafka's own properties as options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+
+from outspark.errors import SettingsError
+from outspark.settings import DestinationSettings
+
+_DEFAULT_URL = "kafka://127.0.0.1:9092"
+_SCHEME = "kafka://"
+_BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/@:\[\]]+)(:\d{1,5})?")
+
+_DEFAULTS = {
+    "client.id": "outspark",
+    "partitioner": "murmur2_random",  # where the Java clients would put the key
+    "message.max.bytes": "1000000",
+    "batch.size": "1000000",
+    "batch.num.messages": "10000",
+    "topic.metadata.propagation.max.ms": "3000",
+    "reconnect.backoff.max.ms": "1000",
+    "socket.keepalive.enable": "true",
+}
+_FIXED = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    # Nothing leaves before the flush at the end of a pass, and nothing but the publish timeout ends the wait.
+    "linger.ms": "900000",
+    "message.timeout.ms": "0",
+}
+_ALLOWED = {
+    "acks": ("all", "-1"),
+    "request.required.acks": ("all", "-1"),
+    "enable.idempotence": ("true",),
+    "partitioner": (
+        "murmur2_random",
+        "murmur2",
+        "consistent_random",
+        "consistent",
+        "fnv1a_random",
+        "fnv1a",
+    ),
+}
+_WHY_ALLOWED = {
+    "acks": "anything less loses events",
+    "request.required.acks": "anything less loses events",
+    "enable.idempotence": "without it retries double and reorder events",
+    "partitioner": "a key must always find its partition",
+}
+_BY_URL = "the brokers stand in the destination's url"
+_AT_ONCE = "a batch is sent at once and as a whole"
+_BY_TIMEOUT = "the destination's publish_timeout decides"
+_REFUSED = {
+    "bootstrap.servers": _BY_URL,
+    "metadata.broker.list": _BY_URL,
+    "linger.ms": _AT_ONCE,
+    "queue.buffering.max.ms": _AT_ONCE,
+    "message.timeout.ms": _BY_TIMEOUT,
+    "delivery.timeout.ms": _BY_TIMEOUT,
+    "delivery.report.only.error": "outcomes are built on it",
+    "enable.gapless.guarantee": "one refused event would stop all others",
+    "transactional.id": "an outbox needs no transactions of Kafka",
+}
+_SECRET = re.compile(r"password|passphrase|secret|\.pem|oauthbearer\.config")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """`client` is the whole configuration of the client; sizes are in bytes."""
+
+    brokers: str
+    client: Mapping[str, str] = field(repr=False)
+    max_message: int
+    max_batch: int
+    max_batch_count: int
+    topic_patience: float
+
+    def hide_secrets(self, text: str) -> str:
+        return _without(text, self.client)
+
+
+def kafka_options(name: str, settings: DestinationSettings) -> KafkaOptions:
+    """SettingsError names what is wrong, never its secret values."""
+    given = dict(_flat(name, settings.options))
+    for option, value in given.items():
+        _check(name, option, value)
+    brokers = _brokers(name, _DEFAULT_URL if settings.url is None else settings.url.get_secret_value())
+    aliases = {option: value for option, value in given.items() if option != "request.required.acks"}
+    client = {**_DEFAULTS, **aliases, **_FIXED}
+    _try(name, client)
+    return KafkaOptions(
+        brokers=brokers,
+        client={**client, "bootstrap.servers": brokers},
+        max_message=int(client["message.max.bytes"]),
+        max_batch=min(int(client["batch.size"]), int(client["message.max.bytes"])),
+        max_batch_count=int(client["batch.num.messages"]),
+        topic_patience=int(client["topic.metadata.propagation.max.ms"]) / 1000,
+    )
+
+
+def _flat(name: str, options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`sasl.password = "x"` in TOML is a table in a table; librdkafka knows only names with dots."""
+    for key, value in options.items():
+        match value:
+            case Mapping():
+                yield from _flat(name, value, f"{prefix}{key}.")
+            case bool():
+                yield prefix + key, str(value).lower()
+            case str() | int() | float():
+                yield prefix + key, str(value)
+            case _:
+                raise SettingsError(
+                    f"destinations.{name}.options: {prefix}{key} must be text, a number or a boolean"
+                )
+
+
+def _check(name: str, option: str, value: str) -> None:
+    where = f"destinations.{name}.options: {option}"
+    if option in _REFUSED:
+        raise SettingsError(f"{where} cannot be set: {_REFUSED[option]}")
+    if option in _ALLOWED and value.lower() not in _ALLOWED[option]:
+        allowed = ", ".join(_ALLOWED[option])
+        raise SettingsError(f"{where} = {value!r} must be one of: {allowed}; {_WHY_ALLOWED[option]}")
+
+
+def _brokers(name: str, url: str) -> str:
+    brokers = [broker.strip().removeprefix(_SCHEME).removesuffix("/") for broker in url.split(",")]
+    if not all(_BROKER.fullmatch(broker) for broker in brokers):
+        # The value is not shown: it may hold a password.
+        raise SettingsError(
+            f"destinations.{name}.url must be kafka://host:port,host:port; credentials belong in the options "
+            "sasl.username and sasl.password"
+        )
+    return ",".join(brokers)
+
+
+def _try(name: str, client: Mapping[str, str]) -> None:
+    """librdkafka is the one who knows its properties; without brokers it connects nowhere."""
+    try:
+        Producer({**client, "log_level": "0"})
+    except (KafkaException, TypeError, ValueError) as error:
+        said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise SettingsError(f"destinations.{name}.options: {_without(said, client)}") from None
+
+
+def _without(text: str, client: Mapping[str, str]) -> str:
+    secrets = {value for option, value in client.items() if value and _SECRET.search(option)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
