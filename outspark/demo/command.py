@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outspark.demo.brokers import NAMES, Broker, Name, open_broker
 from outspark.demo.interruptions import Interrupted, Interruptions
-from outspark.errors import ExtraMissing, OutsparkError
+from outspark.errors import ExtraMissing, OutsparkError, ServerStartError, SettingsError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from outspark.demo.play import Plan
 
-BROKERS = ("nats",)
-NEEDED = ("nats", "pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "prometheus_client")
+NEEDED = ("pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "prometheus_client")
 
 INTRODUCTION = """
  A shop writes orders and their events into PostgreSQL, both in one transaction.
- A relay on Spark delivers the events to NATS, where a consumer counts them.
+ A relay on Spark delivers the events to {broker}, where a consumer counts them.
 """
 EPILOG = (
-    "Exit codes: **0** the proof holds, **1** it does not, or the relay failed, **2** a flag is wrong or a "
-    "package is missing, **130** interrupted."
+    "Exit codes: **0** the proof holds, **1** it does not, or the relay failed, **2** a flag is wrong, or a "
+    "package or the broker's server is missing, **130** interrupted."
 )
 
 
@@ -39,15 +41,9 @@ def main(args: list[str]) -> int:
     return int(typer.main.get_command(app).main(args, prog_name="outspark demo", standalone_mode=False) or 0)
 
 
-def _broker(name: str) -> str:
-    if name not in BROKERS:
-        raise typer.BadParameter(f"{name!r} is not supported; allowed: {', '.join(BROKERS)}")
-    return name
-
-
 def demo(
     broker: Annotated[
-        str, typer.Option("--broker", metavar="NAME", callback=_broker, help="Where events go: nats.")
+        str, typer.Option("--broker", metavar="NAME", help=f"Where events go: {', '.join(NAMES)}.")
     ] = "nats",
     seconds: Annotated[
         int, typer.Option("--seconds", metavar="N", min=3, max=3600, help="How long the shop writes.")
@@ -68,15 +64,23 @@ def demo(
     """See it work: a little shop writes orders and events, a relay on Spark delivers them to a broker, a consumer
     counts, and one lane is killed on the way. In the end both sides are compared, event by event.
 
-    PostgreSQL, the broker and Spark are started for it and are gone afterwards.
+    PostgreSQL, the broker and Spark are started for it and are gone afterwards. The story is the same on each broker:
+
+    - **nats** comes with `outspark[all]`. JetStream knows the ids of events, so it drops what is sent twice.
+    - **kafka** needs Maven, which fetches the server once. A consumer group reads one topic.
+    - **rabbitmq** and **redis** need the server: `apt install rabbitmq-server`, `apt install redis-server`.
+
+    These three keep what is sent twice, and the consumer drops it by the event's id.
 
     ```
     outspark demo
+    outspark demo --broker kafka
     outspark demo --seconds 60 --rate 1000
     outspark demo --keep
     outspark demo --json 2>/dev/null | jq .holds
     ```
     """
+    name = _known(broker)
     if any(find_spec(package) is None for package in NEEDED):
         raise ExtraMissing("the demo", "all")
     from outspark.demo.play import Plan
@@ -84,13 +88,21 @@ def demo(
     try:
         with Interruptions() as interruptions:
             plan = Plan(seconds=seconds, rate=rate, kill=kill, keep=keep)
-            return _run(plan, interruptions, as_json=json)
+            return _run(plan, open_broker(name), interruptions, as_json=json)
     except Interrupted as interrupted:
         typer.echo("interrupted; everything is stopped and removed", err=True)
         return 128 + interrupted.number
 
 
-def _run(plan: Plan, interruptions: Interruptions, *, as_json: bool) -> int:
+def _known(broker: str) -> Name:
+    for name in NAMES:
+        if name == broker:
+            return name
+    problem = f"{broker!r} is not supported; allowed: {', '.join(NAMES)}"
+    raise typer.BadParameter(problem, param_hint="'--broker'")
+
+
+def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: bool) -> int:
     from rich.console import Console
 
     from outspark.demo import verdict
@@ -99,11 +111,12 @@ def _run(plan: Plan, interruptions: Interruptions, *, as_json: bool) -> int:
     from outspark.demo.view import open_screen
 
     console = Console(stderr=True)
-    console.print(INTRODUCTION, highlight=False)
+    console.print(INTRODUCTION.format(broker=broker.name), highlight=False)
+    _find_server(broker, console)
     screen = open_screen(console)
     with ExitStack() as stack:
         with interruptions.held():
-            stage = stack.enter_context(Stage(screen))
+            stage = stack.enter_context(Stage(broker, screen))
         try:
             with screen:
                 report = play(stage, plan, screen)
@@ -119,3 +132,12 @@ def _run(plan: Plan, interruptions: Interruptions, *, as_json: bool) -> int:
                 threading.Event().wait()
             typer.echo("\n stopping", err=True)
     return 0 if report.holds else 1
+
+
+def _find_server(broker: Broker, console: Console) -> None:
+    """Before anything starts, and where a signal is heard: the first time, there may be much to fetch."""
+    try:
+        with console.status(f"finding a {broker.name} server, or fetching one"):
+            broker.find_server()
+    except ServerStartError as error:
+        raise SettingsError(f"the demo cannot play on {broker.name} here: {error}") from error

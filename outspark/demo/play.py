@@ -113,15 +113,17 @@ class _Play:
 
     def _report(self, incident: Incident | None) -> Report:
         consumer = self._stage.consumer
-        stored = consumer.stored()
-        self._watch(lambda: len(consumer.arrivals) >= stored, STALLED)
+        traffic = consumer.traffic()
+        self._watch(lambda: len(consumer.arrivals) >= traffic.stored, STALLED)
         self._phase = "done"
         self._screen.show(self._glance())
         return Report(
+            broker=self._stage.broker.name,
+            broker_drops=self._stage.broker.drops_known_ids,
             proof=prove(shop.history(self._lanes.conn), self._shop.rolled_back, consumer.arrivals),
             outbox=self._lanes.maintenance.stats(exact=True),
-            published=consumer.published,
-            stored=stored,
+            traffic=traffic,
+            received=len(consumer.arrivals),
             latency=report.latency(self._shop.committed_at, consumer.arrived_at),
             incident=incident,
             wanted_incident=self._plan.kill,

@@ -29,10 +29,7 @@ port = {port}
 url = "{database}"
 slots = {slots}
 
-[destinations.{broker}]
-type = "{broker}"
-url = "{url}"
-"""
+{broker}"""
 
 LANES, SLOTS = 2, 8
 _ANSWER_TIMEOUT = 2.0
@@ -44,14 +41,15 @@ _TAIL = 15
 class Relay:
     """Runs from construction to `stop`. Its folder holds the settings, the log and all that Spark leaves behind."""
 
-    def __init__(self, *, database: str, broker: str, url: str) -> None:
+    def __init__(self, *, database: str, broker: str) -> None:
+        """`broker` is the part of the settings that says where events go."""
         self.folder = Path(tempfile.mkdtemp(prefix="outspark-demo-"))
         self.config = self.folder / "outspark.toml"
         self.log = self.folder / "server.log"
         port = free_port()
         self.url = f"http://{HOST}:{port}"
         self.config.write_text(
-            CONFIG.format(lanes=LANES, slots=SLOTS, port=port, database=database, broker=broker, url=url)
+            CONFIG.format(lanes=LANES, slots=SLOTS, port=port, database=database, broker=broker)
         )
         command = [*_environment(self.folder), sys.executable, "-m", "outspark", "relay"]
         self._process = GuardedProcess(

@@ -8,6 +8,7 @@ from statistics import quantiles
 from typing import Any
 
 from outspark.contracts.upkeep import Stats
+from outspark.demo.consumer import Traffic
 from outspark.demo.proof import Proof
 
 
@@ -39,12 +40,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    broker: str
+    broker_drops: bool
+    """Does the broker drop a message whose id it knows? Else the consumer has to."""
     proof: Proof
     outbox: Stats
-    published: int
-    """Messages that the relay sent."""
-    stored: int
-    """Messages that the broker kept."""
+    traffic: Traffic
+    received: int
+    """Messages that the consumer got."""
     latency: Latency | None
     incident: Incident | None
     wanted_incident: bool
@@ -57,12 +60,15 @@ class Report:
     @property
     def sent_twice(self) -> int:
         """Sent more often than once, each time counted."""
-        return self.published - self.proof.arrived
+        return self.traffic.published - self.proof.arrived
 
     @property
-    def dropped(self) -> int:
-        """Those that the broker dropped because it knew the id."""
-        return self.published - self.stored
+    def dropped_by_broker(self) -> int:
+        return self.traffic.published - self.traffic.stored
+
+    @property
+    def dropped_by_consumer(self) -> int:
+        return self.received - self.proof.arrived
 
     def claims(self) -> list[Claim]:
         proof = self.proof
@@ -109,6 +115,7 @@ class Report:
         proof = self.proof
         return {
             "holds": self.holds,
+            "broker": self.broker,
             "committed": proof.committed,
             "rolled_back": proof.rolled_back,
             "orders": proof.keys,
@@ -120,7 +127,8 @@ class Report:
             "out_of_order": [late.id for _, late in proof.overtaken],
             "twice_at_consumer": len(proof.twice),
             "sent_twice": self.sent_twice,
-            "dropped_by_broker": self.dropped,
+            "dropped_by_broker": self.dropped_by_broker,
+            "dropped_by_consumer": self.dropped_by_consumer,
             "outbox": {
                 "pending": self.outbox.pending,
                 "delivering": self.outbox.delivering,

@@ -16,7 +16,6 @@ import psycopg
 from outspark.demo.proof import Fact
 from outspark.outbox import NewEvent, Outbox
 
-SUBJECTS = "order.>"
 STEPS = ("order.placed", "order.paid", "order.packed", "order.shipped", "order.delivered")
 ROLLBACKS = 0.1
 """Share of the transactions that are rolled back."""

@@ -13,11 +13,11 @@ import psycopg
 from outspark import contracts
 from outspark.contracts.names import TableName, resolve
 from outspark.demo import shop
+from outspark.demo.brokers import Broker
 from outspark.demo.consumer import Consumer
 from outspark.demo.lanes import Lanes
 from outspark.demo.relay import Relay
 from outspark.demo.view import Screen
-from outspark.embedded.nats import Nats
 from outspark.embedded.postgres import Postgres
 from outspark.maintenance import Maintenance
 
@@ -30,12 +30,12 @@ HASTE = 3.0
 class Stage:
     """Entered, it is built up to the point where Spark is starting."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, broker: Broker, screen: Screen) -> None:
+        self.broker = broker
         self._screen = screen
         self._stack = ExitStack()
         self._began = time.monotonic()
         self.postgres = Postgres()
-        self.nats = Nats()
         self.consumer: Consumer
         self.relay: Relay
 
@@ -52,11 +52,11 @@ class Stage:
             stack.enter_context(self.postgres)
             self._create_tables()
             self.milestone("PostgreSQL is up, with an orders table and an outbox")
-            stack.enter_context(self.nats)
-            self.consumer = Consumer(self.nats.url, shop.SUBJECTS)
+            stack.enter_context(self.broker.server)
+            self.consumer = self.broker.open_consumer()
             stack.callback(self.consumer.close)
-            self.milestone(f"NATS is up; a consumer reads {shop.SUBJECTS}")
-            self.relay = Relay(database=self.postgres.url(), broker="nats", url=self.nats.url)
+            self.milestone(f"{self.broker.name} is up; a consumer reads the {self.broker.place}")
+            self.relay = Relay(database=self.postgres.url(), broker=self.broker.settings)
             stack.callback(self.relay.close, HASTE)
             self._stack = stack.pop_all()
         return self

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outspark.demo.consumer import STREAM
 from outspark.demo.report import Report
 from outspark.demo.stage import Stage
 
@@ -29,7 +28,7 @@ def addresses(stage: Stage) -> str:
  The shop is closed; everything else runs on until Ctrl-C:
 
    database  {stage.postgres.url()}
-   broker    {stage.nats.url}, stream {STREAM}
+   broker    {stage.broker.url}, {stage.broker.place}
    relay     {stage.relay.url}/stats
    settings  {stage.relay.config}, for outspark stats, enqueue, …
 """
@@ -44,13 +43,24 @@ def _claims(report: Report) -> Table:
 
 
 def _notes(report: Report) -> list[Text]:
-    twice = f"Sent twice: {report.sent_twice:,}; dropped by NATS, which knew the ids: {report.dropped:,}; "
-    notes = [Text(f" {twice}arrived twice: {len(report.proof.twice):,}.")]
+    notes = [Text(f" {_twice(report)}")]
     if report.latency is not None:
         found = report.latency
         waits = f"p50 {found.p50:,.0f} ms, p99 {found.p99:,.0f} ms, longest {found.max:,.0f} ms"
         notes.append(Text(f" From commit to consumer: {waits}."))
     return notes + [Text(f" {line}", "red") for line in report.examples()]
+
+
+def _twice(report: Report) -> str:
+    sent, by_broker, by_consumer = report.sent_twice, report.dropped_by_broker, report.dropped_by_consumer
+    if report.broker_drops:
+        fate = (
+            f"dropped by {report.broker}, which knew the ids: {by_broker:,}; by the consumer: {by_consumer:,}"
+        )
+    else:
+        kept = f"kept by {report.broker}, which does not compare ids"
+        fate = f"{kept}; dropped by the consumer, which does: {by_consumer:,}"
+    return f"Sent twice: {sent:,}; {fate}."
 
 
 def _verdict(report: Report) -> Text:

@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from outspark.contracts.upkeep import Stats
+from outspark.demo import verdict
+from outspark.demo.brokers import NAMES
+from outspark.demo.consumer import Traffic
 from outspark.demo.proof import Fact, Proof, prove
 from outspark.demo.report import Incident, Report, latency
 from tests.waiting import wait_for
@@ -101,10 +104,12 @@ SETTLED = Stats(
     oldest_lease=None,
 )
 REPORT = Report(
+    broker="NATS",
+    broker_drops=True,
     proof=judge(IN_ORDER),
     outbox=SETTLED,
-    published=8,
-    stored=6,
+    traffic=Traffic(published=8, stored=6),
+    received=6,
     latency=None,
     incident=Incident(lane=1, pid=42, mid_batch=True, back_after_seconds=0.5),
     wanted_incident=True,
@@ -114,10 +119,41 @@ REPORT = Report(
 
 def test_a_report_counts_what_was_sent_twice() -> None:
     assert REPORT.holds
-    assert (REPORT.sent_twice, REPORT.dropped) == (2, 2)
-    through = replace(REPORT, proof=judge([*IN_ORDER, A1]), stored=7)
+    assert (REPORT.sent_twice, REPORT.dropped_by_broker, REPORT.dropped_by_consumer) == (2, 2, 0)
+    through = replace(
+        REPORT, proof=judge([*IN_ORDER, A1]), traffic=Traffic(published=8, stored=7), received=7
+    )
     assert through.holds
-    assert (through.sent_twice, through.dropped, through.to_json()["twice_at_consumer"]) == (2, 1, 1)
+    assert (through.sent_twice, through.dropped_by_broker, through.dropped_by_consumer) == (2, 1, 1)
+    assert through.to_json()["twice_at_consumer"] == 1
+
+
+KEPT_BOTH = replace(
+    REPORT,
+    broker="Kafka",
+    broker_drops=False,
+    proof=judge([*IN_ORDER, A1, A2]),
+    traffic=Traffic(published=8, stored=8),
+    received=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (REPORT, "Sent twice: 2; dropped by NATS, which knew the ids: 2; by the consumer: 0."),
+        (
+            KEPT_BOTH,
+            "Sent twice: 2; kept by Kafka, which does not compare ids; dropped by the consumer, which does: 2.",
+        ),
+    ],
+    ids=["NATS", "Kafka"],
+)
+def test_the_last_words_say_who_dropped_what_came_twice(
+    report: Report, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict.show(report, as_json=False)
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -178,6 +214,12 @@ def left_behind(temporary: Path) -> list[str]:
     return sorted(path.name for path in temporary.iterdir() if path.name != "stderr")
 
 
+def assert_clean(temporary: Path) -> None:
+    for alarming in ("WARN", "ERROR", "Traceback", "Exception"):
+        assert alarming not in said(temporary)
+    assert left_behind(temporary) == []
+
+
 @pytest.mark.needs("nats", "spark")
 def test_the_demo_proves_itself(temporary: Path) -> None:
     demo = start(temporary, "--seconds", "6", "--rate", "200", "--json")
@@ -190,9 +232,26 @@ def test_the_demo_proves_itself(temporary: Path) -> None:
     assert result["committed"] > result["orders"] > 1
     assert result["killed"]["back_after_seconds"] > 0
     assert result["dropped_by_broker"] == result["sent_twice"]
-    for alarming in ("WARN", "ERROR", "Traceback", "Exception"):
-        assert alarming not in said(temporary)
-    assert left_behind(temporary) == []
+    assert result["dropped_by_consumer"] == 0
+    assert_clean(temporary)
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [pytest.param(name, marks=pytest.mark.needs(name, "spark")) for name in NAMES if name != "nats"],
+)
+def test_the_story_is_the_same_on_every_broker(temporary: Path, broker: str) -> None:
+    demo = start(temporary, "--broker", broker, "--seconds", "3", "--rate", "200", "--json")
+    stdout, _ = demo.communicate(timeout=280)
+    assert demo.returncode == 0, said(temporary)
+    result = json.loads(stdout)
+    assert result["holds"] is True
+    assert result["broker"].lower() == broker
+    assert result["committed"] == result["arrived"] == result["outbox"]["delivered"] > 50
+    assert result["killed"]["back_after_seconds"] > 0
+    assert result["dropped_by_broker"] == 0
+    assert result["dropped_by_consumer"] == result["sent_twice"] >= 0
+    assert_clean(temporary)
 
 
 @pytest.mark.needs("nats", "spark")
@@ -221,8 +280,21 @@ def test_a_relay_that_fails_shows_its_log(temporary: Path) -> None:
     assert "has no bin/java" in said(temporary)
 
 
+@pytest.mark.needs("kafka", "spark")
+def test_a_broker_that_the_machine_lacks_is_told_before_anything_starts(temporary: Path) -> None:
+    empty = temporary / "cache"
+    empty.mkdir()
+    demo = start(temporary, "--broker", "kafka", XDG_CACHE_HOME=str(empty), PATH="")
+    demo.communicate(timeout=60)
+    assert demo.returncode == 2
+    assert "error: the demo cannot play on Kafka here: " in said(temporary)
+    assert "`mvn`" in said(temporary)
+    assert "is up" not in said(temporary)
+
+
 def test_another_broker_is_refused(temporary: Path) -> None:
     demo = start(temporary, "--broker", "pigeon")
     demo.communicate(timeout=60)
     assert demo.returncode == 2
-    assert "'pigeon' is not supported; allowed: nats" in said(temporary)
+    words = " ".join(said(temporary).replace("│", " ").split())
+    assert "'pigeon' is not supported; allowed: nats, kafka, rabbitmq, redis" in words
