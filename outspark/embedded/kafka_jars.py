@@ -49,7 +49,9 @@ def _fetch(jars: Path) -> None:
     """Complete under a name of its own, then renamed: another process never sees half of the jars."""
     maven = shutil.which("mvn")
     if maven is None:
-        raise ServerStartError(f"Kafka {VERSION} is not in {jars.parent}, and there is no `mvn` to fetch it")
+        raise ServerStartError(
+            f"Kafka {VERSION} is not in {jars.parent}, and there is no `mvn` to fetch it; on Debian: apt install maven"
+        )
     jars.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".kafka-", dir=jars.parent) as name:
         draft = Path(name)

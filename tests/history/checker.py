@@ -7,9 +7,11 @@ The promises, each a function below:
   never published again. A scheduled event joins the order when it is due. Under `park` nothing is published
   behind a dead event.
 - Bounded duplicates: an event is published again after its delivery only when the process that delivered it was
-  killed and had not claimed again since, so that the settle may be missing. Hence at most one batch a kill is
-  repeated, and nothing that was settled.
+  killed and had not claimed again since, so that the settle may be missing; or when a real broker took it and never
+  said so, because it was stopped. Hence at most one batch a kill, and one batch of each process a stop of the
+  broker, is repeated, and nothing that was settled.
 - Attempts: each counted failure is one, each death of a lane while the event was in flight at most one more.
+- Blame: a real broker that is stopped costs no event an attempt, and none its life.
 - Leases: under `ordering = "none"`, what one process claimed no other claims before it was published or its
   holder was killed.
 """
@@ -35,7 +37,7 @@ MUST_DIE = (Behaviour.DIE, Behaviour.POISON)
 def check(history: History) -> list[str]:
     """Every broken promise in words; an empty list is a pass."""
     evidence = Evidence(history)
-    rules: list[Callable[[Evidence], Iterator[str]]] = [loss, order, duplicates, attempts, leases]
+    rules: list[Callable[[Evidence], Iterator[str]]] = [loss, order, duplicates, attempts, blame, leases]
     return [breach for rule in rules for breach in rule(evidence)]
 
 
@@ -48,11 +50,20 @@ class Evidence:
     claimed: dict[UUID, list[tuple[int, Entry]]] = field(default_factory=lambda: defaultdict(list))
     keys: dict[str, list[Written]] = field(default_factory=lambda: defaultdict(list))
     last_batch: Counter[str] = field(default_factory=Counter)
+    sent: set[str] = field(default_factory=set)
+    acked: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for number, entry in enumerate(self.history.entries):
-            record = self.claimed if entry.deed == "claimed" else self.published
-            record[entry.event].append((number, entry))
+            match entry.deed:
+                case "claimed":
+                    self.claimed[entry.event].append((number, entry))
+                case "sent":
+                    self.sent.add(entry.send)
+                case "acked":
+                    self.acked.add(entry.send)
+                case _:
+                    self.published[entry.event].append((number, entry))
             self.last_batch[entry.process] = max(self.last_batch[entry.process], entry.batch)
         for event in sorted(self.history.written.values(), key=lambda event: event.place):
             if event.key is not None:
@@ -65,6 +76,14 @@ class Evidence:
         """May this have been forgotten because its process was killed before the settle?"""
         killed = entry.process in self.history.killed
         return killed and entry.batch == self.last_batch[entry.process]
+
+    def may_repeat(self, delivery: Entry, entry: Entry) -> bool:
+        """Is there a reason why the lane, or a real broker's client, did not know of the delivery?"""
+        if delivery.send in self.sent:
+            # A client may send again by itself what a lost connection left open.
+            unknown = delivery.send not in self.acked or entry.send == delivery.send
+            return unknown or self.unsettled(delivery)
+        return self.unsettled(delivery)
 
 
 def loss(evidence: Evidence) -> Iterator[str]:
@@ -105,14 +124,15 @@ def duplicates(evidence: Evidence) -> Iterator[str]:
     for id, records in evidence.published.items():
         delivery: Entry | None = None
         for _, entry in records:
-            if delivery is not None:
-                if not evidence.unsettled(delivery):
-                    yield f"{id} was {entry.deed} by {entry.process} after its delivery by {delivery.process}"
+            if delivery is not None and not evidence.may_repeat(delivery, entry):
+                yield f"{id} was {entry.deed} by {entry.process} after its delivery by {delivery.process}"
+            elif delivery is not None:
                 repeated[delivery.process] += entry.deed == "delivered"
             delivery = entry if entry.deed == "delivered" else delivery
     for process, count in repeated.items():
-        if count > evidence.history.rules.batch_size:
-            yield f"{count} events came twice after the death of {process}, more than one batch"
+        batches = (process in evidence.history.killed) + evidence.history.broker_stops
+        if count > batches * evidence.history.rules.batch_size:
+            yield f"{count} events of {process} came twice, more than {batches} batches"
 
 
 def attempts(evidence: Evidence) -> Iterator[str]:
@@ -137,6 +157,14 @@ def attempts(evidence: Evidence) -> Iterator[str]:
             yield f"{id} has {row.attempts} attempts, not {fewest} to {most}"
         if event.behaviour is Behaviour.POISON and evidence.count(id, "died") > _deadly_attempts(history):
             yield f"{id} killed {evidence.count(id, 'died')} lanes, more than its attempts"
+
+
+def blame(evidence: Evidence) -> Iterator[str]:
+    """What is meant to fail is never sent, so whatever was sent did nothing wrong."""
+    for id, records in evidence.published.items():
+        for _, entry in records:
+            if entry.send in evidence.sent and entry.deed in ("failed", "dead"):
+                yield f"{id} was blamed for what the broker did ({entry.deed}): {entry.why}"
 
 
 def leases(evidence: Evidence) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -60,3 +62,19 @@ class History:
     entries: list[Entry]
     killed: set[str] = field(default_factory=set)
     """Processes that ended by SIGKILL, whoever sent it."""
+    broker_stops: int = 0
+    """How often a real broker was stopped or killed."""
+
+
+def with_arrivals(entries: Sequence[Entry], arrivals: Sequence[str]) -> list[Entry]:
+    """The journal with what a broker really has, in the broker's order, by the names of the sendings.
+
+    Each delivery stands at the earliest moment that is possible: after it was sent, and after what arrived before it.
+    """
+    lines = {entry.send: number for number, entry in enumerate(entries) if entry.deed == "sent"}
+    deliveries: dict[int, list[Entry]] = defaultdict(list)
+    moment = 0
+    for send in arrivals:
+        moment = max(moment, lines[send])
+        deliveries[moment].append(replace(entries[lines[send]], deed="delivered"))
+    return [line for number, entry in enumerate(entries) for line in (entry, *deliveries[number])]

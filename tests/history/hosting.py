@@ -18,12 +18,15 @@ from outspark.relay.lane import Lane
 from outspark.relay.spec import LaneSpec, share_out
 from outspark.settings import Settings
 from tests.history import variants
-from tests.history.publisher import Conduct, JournalPublisher
+from tests.history.passing import PassingPublisher
+from tests.history.publisher import PUBLISH_TIMEOUT, Conduct, JournalPublisher
 from tests.waiting import wait_for
 
 # Forked from a server that has everything imported: a lane starts in milliseconds, and its parent reaps it at once.
+# A broker's client that is not installed is left out by itself.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tests.history.hosting"])
+_CLIENTS = [f"outspark.publishers.{broker}" for broker in ("kafka", "rabbitmq", "redis", "http", "nats")]
+processes.set_forkserver_preload(["tests.history.hosting", *_CLIENTS])
 
 STAMP = "tests.history.hosting:stamp"
 _publisher: JournalPublisher | None = None
@@ -38,9 +41,16 @@ def stamp(event: Any) -> Any:
 def run_lane(spec: LaneSpec, process: str, conduct: Conduct, variant: str | None) -> None:
     global _publisher
     if variant is not None:
-        variants.BROKEN[variant]()
-    _publisher = JournalPublisher(process, conduct)
-    Lane(spec, {"journal": Destination("journal", _publisher, timeout=5.0)}).run()
+        variants.ALL[variant]()
+    _publisher = _open_publisher(process, conduct)
+    Lane(spec, {"journal": Destination("journal", _publisher, PUBLISH_TIMEOUT)}).run()
+    _publisher.close()
+
+
+def _open_publisher(process: str, conduct: Conduct) -> JournalPublisher:
+    if conduct.address is None:
+        return JournalPublisher(process, conduct)
+    return PassingPublisher(process, conduct, conduct.address)
 
 
 def settings_for(url: str, relay: Mapping[str, Any], source: Mapping[str, Any]) -> Settings:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-Deed = Literal["claimed", "delivered", "failed", "dead", "down", "died"]
+Deed = Literal["claimed", "delivered", "failed", "dead", "down", "died", "sent", "acked"]
+"""The last two only where a real broker stands behind: handed to its client, and acknowledged by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`process` is one shift of one lane; `batch` counts its claims; `attempts` is what the claimed row said."""
+    """`process` is one shift of one lane; `batch` counts its claims; `attempts` is what the claimed row said;
+    `why` is what a real broker's client said."""
 
     process: str
     batch: int
@@ -23,6 +25,16 @@ class Entry:
     deed: Deed
     attempts: int
     at: float
+    why: str = ""
+
+    @property
+    def send(self) -> str:
+        """Names the one sending of the event that this line is about."""
+        return send_name(self.process, self.batch, self.event)
+
+
+def send_name(process: str, batch: int, event: UUID | str) -> str:
+    return f"{process}/{batch}/{event}"
 
 
 class Journal:
@@ -30,14 +42,21 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o600)
-        self._path = path
 
-    def write(self, process: str, batch: int, event: UUID | str, deed: Deed, attempts: int) -> None:
-        entry = asdict(Entry(process, batch, UUID(str(event)), deed, attempts, time.time()))
+    def write(
+        self, process: str, batch: int, event: UUID | str, deed: Deed, attempts: int, why: str = ""
+    ) -> None:
+        entry = asdict(Entry(process, batch, UUID(str(event)), deed, attempts, time.time(), why))
         os.write(self._file, json.dumps(entry, default=str).encode() + b"\n")
 
-    def read(self) -> list[Entry]:
-        lines = [json.loads(line) for line in self._path.read_text().splitlines()]
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def read(self, start: int = 0) -> list[Entry]:
+        """From the beginning, or from an earlier `size` on."""
+        text = os.pread(self._file, self.size - start, start)
+        lines = [json.loads(line) for line in text.splitlines()]
         return [Entry(**{**line, "event": UUID(line["event"])}) for line in lines]
 
     def close(self) -> None:

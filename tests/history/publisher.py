@@ -11,15 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from outspark.errors import DestinationDown
 from outspark.event import Event, Message
 from outspark.outcome import DELIVERED, Dead, Outcome, Retry
+from outspark.settings import DestinationSettings
 from tests.history.journal import Deed, Journal
 from tests.waiting import wait_for
 
 MEETING_TIMEOUT = 1.5
+PUBLISH_TIMEOUT = 5.0
+
+FATES: Final[dict[Deed, Outcome]] = {
+    "delivered": DELIVERED,
+    "failed": Retry("bad luck"),
+    "dead": Dead("meant to die"),
+    "down": Retry("out on purpose", counted=False),
+}
 
 
 class Behaviour(StrEnum):
@@ -48,13 +57,23 @@ class Behaviour(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where messages really go to."""
+
+    settings: DestinationSettings
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class Conduct:
-    """How a lane's destination behaves in general; travels to the lane's process."""
+    """How a lane's destination behaves in general; travels to the lane's process. Without an address, what passes
+    is delivered by being written into the journal."""
 
     journal: Path
     seed: int = 0
     failure_rate: float = 0.0
     keeps_order: bool = False
+    address: Address | None = None
 
     @property
     def outage(self) -> Path:
@@ -102,28 +121,39 @@ class JournalPublisher:
         self._journal.close()
 
     def _publish(self, message: Message) -> Outcome:
-        behaviour, first = Behaviour.of(message.payload), message.headers["attempts"] == "0"
-        if self._conduct.outage.exists():
-            self._note(message, "down")
-            return Retry("out on purpose", counted=False)
-        if behaviour is Behaviour.POISON or (first and behaviour is Behaviour.KILL_BEFORE):
-            self._die(message)
-        if behaviour is Behaviour.DIE:
-            self._note(message, "dead")
-            return Dead("meant to die")
-        if (first and behaviour is Behaviour.FAIL_FIRST) or self._unlucky(message):
-            self._note(message, "failed")
-            return Retry("bad luck")
-        if behaviour is Behaviour.MEET:
+        fate = self._fate(message)
+        if fate == "delivered" and Behaviour.of(message.payload) is Behaviour.MEET:
             self._meet(message)
-        self._note(message, "delivered")
-        if first and behaviour is Behaviour.KILL_AFTER:
+        outcome = self._suffer(message, fate)
+        if fate == "delivered" and self._kills_after(message):
             self._die(message)
-        return DELIVERED
+        return outcome
 
-    def _note(self, message: Message, deed: Deed) -> None:
+    def _fate(self, message: Message) -> Deed:
+        """What is to become of it now."""
+        behaviour, first = Behaviour.of(message.payload), _is_first(message)
+        if self._conduct.outage.exists():
+            return "down"
+        if behaviour is Behaviour.POISON or (first and behaviour is Behaviour.KILL_BEFORE):
+            return "died"
+        if behaviour is Behaviour.DIE:
+            return "dead"
+        if (first and behaviour is Behaviour.FAIL_FIRST) or self._unlucky(message):
+            return "failed"
+        return "delivered"
+
+    def _suffer(self, message: Message, fate: Deed) -> Outcome:
+        if fate == "died":
+            self._die(message)
+        self._note(message, fate)
+        return FATES[fate]
+
+    def _kills_after(self, message: Message) -> bool:
+        return _is_first(message) and Behaviour.of(message.payload) is Behaviour.KILL_AFTER
+
+    def _note(self, message: Message, deed: Deed, why: str = "") -> None:
         attempts = int(message.headers["attempts"])
-        self._journal.write(self._process, self._batch, message.id, deed, attempts)
+        self._journal.write(self._process, self._batch, message.id, deed, attempts, why)
 
     def _unlucky(self, message: Message) -> bool:
         luck = random.Random(f"{self._conduct.seed}/{message.id}/{message.headers['attempts']}")
@@ -142,3 +172,7 @@ class JournalPublisher:
             wait_for(others, timeout=MEETING_TIMEOUT)
         except AssertionError:
             return
+
+
+def _is_first(message: Message) -> bool:
+    return message.headers["attempts"] == "0"

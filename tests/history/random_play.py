@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from tests.history.broker_outage import BrokerOutage
 from tests.history.publisher import Behaviour
 from tests.history.stage import Draft, Stage, Transaction
 from tests.waiting import wait_for
@@ -20,6 +21,9 @@ KEYS_OF_ONE = 6
 HARMLESS = (Behaviour.DIE, Behaviour.DIE, Behaviour.SKIP, Behaviour.KILL_AFTER)
 SPECIAL = (*HARMLESS, Behaviour.POISON, Behaviour.POISON)
 MISHAPS = ("kill", "kill", "restart", "outage")
+MISHAPS_WITH_BROKER = ("kill", "kill", "restart", "broker stop", "broker kill")
+# A broker that goes away must find lanes at work.
+_FEWEST_LEFT = {"broker stop": 100, "broker kill": 100}
 
 
 @dataclass(slots=True)
@@ -31,7 +35,9 @@ class RandomPlay:
     events: int = 600
     special: Sequence[Behaviour] = SPECIAL
     pace: float = 0.01
+    mishaps: Sequence[str] = MISHAPS
     _open: list[Transaction] = field(default_factory=list)
+    _outage: BrokerOutage | None = None
 
     def play(self) -> None:
         """Write the events while things go wrong, then let all be delivered and stop the relays."""
@@ -44,7 +50,8 @@ class RandomPlay:
             self._wait(self.pace)
         for transaction in self._open:
             self.stage.commit(transaction)
-        wait_for(self._finished, timeout=60, what="the end of the backlog")
+        self._end_outage()
+        wait_for(self._ticking(self.stage.finished), timeout=60, what="the end of the backlog")
         for relay in self.stage.relays:
             relay.stop()
 
@@ -55,7 +62,9 @@ class RandomPlay:
 
     def _mishaps(self, events: int) -> list[tuple[int, str]]:
         """Each with the number of events that are still to be written then; the last one comes first."""
-        return sorted((self.rng.randrange(events), mishap) for mishap in MISHAPS)
+        return sorted(
+            (self.rng.randrange(_FEWEST_LEFT.get(mishap, 0), events), mishap) for mishap in self.mishaps
+        )
 
     def _write(self, behaviours: list[Behaviour]) -> None:
         """Begin, or end, one of a few transactions that are open side by side."""
@@ -100,16 +109,24 @@ class RandomPlay:
                 self.stage.conduct.outage.touch()
                 self._wait(0.5)
                 self.stage.conduct.outage.unlink()
+            case "broker stop" | "broker kill":
+                self._end_outage()
+                self._outage = BrokerOutage(self.stage, kill=mishap == "broker kill")
+
+    def _end_outage(self) -> None:
+        """What goes wrong with the broker takes long, so all else goes on meanwhile; only the next one waits for it."""
+        if self._outage is not None:
+            self._outage.hurry()
+            wait_for(self._ticking(self._outage.over), timeout=120, what="the broker's return")
+            self._outage = None
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
+        wait_for(self._ticking(lambda: time.monotonic() >= end), timeout=seconds + 10)
 
-        def over() -> bool:
+    def _ticking(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        def ticking() -> bool:
             self.stage.tick()
-            return time.monotonic() >= end
+            return condition()
 
-        wait_for(over, timeout=seconds + 10)
-
-    def _finished(self) -> bool:
-        self.stage.tick()
-        return self.stage.finished()
+        return ticking

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 
@@ -17,7 +17,8 @@ from outspark.new_event import NewEvent
 from outspark.outbox import Outbox
 from outspark.settings import Settings
 from tests.databases import Database
-from tests.history.history import History, Row, Rules, Written
+from tests.history.brokers import Broker
+from tests.history.history import History, Row, Rules, Written, with_arrivals
 from tests.history.hosting import Hosted, Relay, settings_for
 from tests.history.journal import Deed, Entry, Journal
 from tests.history.publisher import Behaviour, Conduct
@@ -68,6 +69,8 @@ class Stage:
     conduct: Conduct
     relays: list[Hosted] = field(default_factory=list)
     written: dict[UUID, Written] = field(default_factory=dict)
+    broker: Broker | None = None
+    broker_stops: int = 0
 
     @classmethod
     def build(
@@ -76,11 +79,15 @@ class Stage:
         folder: Path,
         relay: dict[str, Any] | None = None,
         source: dict[str, Any] | None = None,
+        broker: Broker | None = None,
         **conduct: Any,
     ) -> Stage:
+        """With a broker, it alone says in the end what was delivered."""
         database.connect().execute(ddl())
         settings = settings_for(database.url, relay or {}, source or {})
-        return cls(database, settings, Conduct(folder / "journal", **conduct))
+        address = broker.open_topic(f"history-{uuid4().hex}") if broker else None
+        conduct_of_all = Conduct(folder / "journal", address=address, **conduct)
+        return cls(database, settings, conduct_of_all, broker=broker)
 
     def begin(self) -> Transaction:
         conn = self.database.connect()
@@ -110,6 +117,18 @@ class Stage:
         self.relays.append(relay)
         relay.tick()
         return relay
+
+    def end_broker(self, kill: bool) -> None:
+        assert self.broker is not None
+        self.broker_stops += 1
+        if kill:
+            self.broker.kill()
+        else:
+            self.broker.stop()
+
+    def start_broker(self) -> None:
+        assert self.broker is not None
+        self.broker.start()
 
     def tick(self) -> None:
         for relay in self.relays:
@@ -141,7 +160,14 @@ class Stage:
         )
         rows = self.query("SELECT event_id, status, attempts, locked_by FROM openoutbox_events")
         killed = set().union(*(relay.killed for relay in self.relays))
-        return History(rules, self.written, {id: Row(*rest) for id, *rest in rows}, self.entries(), killed)
+        entries = self._with_arrivals(self.entries())
+        table = {id: Row(*rest) for id, *rest in rows}
+        return History(rules, self.written, table, entries, killed, self.broker_stops)
+
+    def _with_arrivals(self, entries: list[Entry]) -> list[Entry]:
+        if self.broker is None or self.conduct.address is None:
+            return entries
+        return with_arrivals(entries, self.broker.arrivals(self.conduct.address.topic))
 
 
 @contextmanager

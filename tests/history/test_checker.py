@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.history.checker import check
-from tests.history.history import History, Row, Rules, Written
+from tests.history.history import History, Row, Rules, Written, with_arrivals
 from tests.history.journal import Deed, Entry
 from tests.history.publisher import Behaviour
 
@@ -99,7 +99,38 @@ def test_more_than_a_batch_of_repetitions_is_noticed() -> None:
 
     breaches = check(history(*twice, killed={"p"}, rules=Rules(5, batch_size=1)))
 
-    assert "more than one batch" in only(breaches)
+    assert "more than 1 batches" in only(breaches)
+
+
+def test_what_a_broker_has_counts_from_when_it_can_have_got_it() -> None:
+    journal = [line(A, "sent"), line(B, "sent"), line(A, "acked"), line(B, "acked")]
+
+    def deeds(*arrivals: Entry) -> list[tuple[UUID, Deed]]:
+        return [(e.event, e.deed) for e in with_arrivals(journal, [entry.send for entry in arrivals])]
+
+    sent_a, sent_b, *acks = [(entry.event, entry.deed) for entry in journal]
+    assert deeds() == [sent_a, sent_b, *acks]
+    assert deeds(line(A), line(B)) == [sent_a, (A, "delivered"), sent_b, (B, "delivered"), *acks]
+    assert deeds(line(B), line(A)) == [sent_a, sent_b, (B, "delivered"), (A, "delivered"), *acks]
+
+
+def test_what_a_broker_took_without_a_word_may_come_twice_if_it_was_stopped() -> None:
+    def twice(answer: Deed, stops: int) -> list[str]:
+        first = [line(A, "sent"), line(A), line(A, answer)]
+        again = [line(A, "sent", batch=2), line(A, batch=2), line(A, "acked", batch=2)]
+        return check(history(*first, *again, line(B), broker_stops=stops))
+
+    assert twice("down", stops=1) == []
+    assert "came twice, more than 0 batches" in only(twice("down", stops=0))
+    assert "after its delivery by p" in only(twice("acked", stops=1))
+
+
+def test_an_attempt_that_a_broker_cost_is_noticed() -> None:
+    rows = {A: Row("DELIVERED", 1, None), B: DELIVERED}
+    first = [line(A, "sent"), line(A, "failed")]
+    again = [line(A, "sent", batch=2), line(A, batch=2), line(A, "acked", batch=2)]
+
+    assert "was blamed" in only(check(history(*first, *again, line(B), rows=rows)))
 
 
 @pytest.mark.parametrize("attempts", [0, 2])

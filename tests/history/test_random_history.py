@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,6 @@ RELAY = {"lanes": 2, "shift": "500ms"}
 FAILURE_RATE = 0.08
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture
-def seed() -> int:
-    number = int(os.environ.get("OUTSPARK_SEED") or random.SystemRandom().randrange(1_000_000))
-    print(f"OUTSPARK_SEED={number}")
-    return number
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,18 @@ from uuid import UUID
 
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.openoutbox import lane as statements
+from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
+from outspark.publishers import Publisher, open_publisher
 from outspark.relay import dispatch
+from outspark.relay.dispatch import Dispatched
 from outspark.relay.keys import BlockedKeys
 from outspark.relay.loop import SourceLoop
 from outspark.relay.slots import Slots
 from outspark.relay.source import Batch
 from outspark.relay.tenure import Tenure
+from outspark.settings import DestinationSettings
+from tests.history import passing
 
 
 def claim_by_available_at() -> None:
@@ -77,7 +82,7 @@ def work_without_owning() -> None:
 def settle_before_publish() -> None:
     def work(self: SourceLoop, batch: Batch) -> None:
         size = len(batch.events)
-        self.settler.settle(batch, [DELIVERED] * size, [None] * size)
+        self.settler.settle(batch, Dispatched([DELIVERED] * size, [None] * size, {}))
         self.dispatcher.dispatch(batch.events, 10.0, lambda: None)
 
     _set(SourceLoop, "_work", work)
@@ -95,6 +100,44 @@ def keep_blocked_suspects() -> None:
         return
 
     _set(Tenure, "clear_blocked", clear_blocked)
+
+
+def believe_in_delivery() -> None:
+    """A publisher that answers Delivered, whatever the broker said."""
+
+    def lie(messages: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+        return [DELIVERED] * len(outcomes)
+
+    _lie(lie)
+
+
+def doubt_delivery() -> None:
+    """A publisher that answers Retry at first, whatever the broker said."""
+    doubted: set[str] = set()
+
+    def lie(messages: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+        new = {message.id for message in messages} - doubted
+        doubted.update(new)
+        answers = zip(messages, outcomes, strict=True)
+        return [
+            Retry("no answer", counted=False) if message.id in new else outcome
+            for message, outcome in answers
+        ]
+
+    _lie(lie)
+
+
+def _lie(lie: Callable[[Sequence[Message], list[Outcome]], list[Outcome]]) -> None:
+    def open_liar(name: str, settings: DestinationSettings) -> Publisher:
+        def publish(messages: Sequence[Message], timeout: float) -> list[Outcome]:
+            return lie(messages, honest(messages, timeout))
+
+        publisher = open_publisher(name, settings)
+        honest = publisher.publish
+        _set(publisher, "publish", publish)
+        return publisher
+
+    _set(passing, "open_publisher", open_liar)
 
 
 def _replace(name: str, old: str, new: str) -> None:
@@ -123,3 +166,10 @@ BROKEN: Final[dict[str, Callable[[], None]]] = {
         keep_blocked_suspects,
     )
 }
+
+LIARS: Final[dict[str, Callable[[], None]]] = {
+    variant.__name__: variant for variant in (believe_in_delivery, doubt_delivery)
+}
+"""They need a real broker, because only there a lie comes to light."""
+
+ALL: Final = BROKEN | LIARS
