@@ -1,4 +1,4 @@
-"""The database server of a run, and a fresh copy of the same loaded database for every measurement."""
+"""The servers of a run: a fresh copy of the same loaded database for every measurement, and its brokers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from outspark.bench import backlog
+from outspark.bench.brokers import Broker, BrokerName, open_broker
 from outspark.bench.plan import Plan
 from outspark.embedded.postgres import Postgres
 
@@ -40,6 +41,7 @@ class Arena:
     server: Postgres = field(default_factory=Postgres)
     _templates: set[str] = field(default_factory=set)
     _copies: int = 0
+    _brokers: dict[BrokerName, Broker] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         self.server.start()
@@ -49,9 +51,9 @@ class Arena:
         self.server.close()
 
     @contextmanager
-    def database(self, pending: int = 0, finished: int = 0) -> Iterator[str]:
+    def database(self, pending: int = 0, finished: int = 0, stuck: bool = False) -> Iterator[str]:
         """The URL of a database with an empty outbox and, aside, a backlog to be revealed."""
-        template = self._template(pending, finished)
+        template = self._template(pending, finished, stuck)
         self._copies += 1
         name = f"bench_{self._copies}"
         self._admin(COPY, name=name, template=template)
@@ -59,6 +61,19 @@ class Arena:
             yield self.server.url(name)
         finally:
             self._admin(DROP, name=name)
+
+    @contextmanager
+    def broker(self, name: BrokerName) -> Iterator[Broker]:
+        """The broker, running; inside of another `with` for it, the same one."""
+        if name in self._brokers:
+            yield self._brokers[name]
+            return
+        with open_broker(name) as broker:
+            self._brokers[name] = broker
+            try:
+                yield broker
+            finally:
+                del self._brokers[name]
 
     def clear(self) -> None:
         """Drop the loaded templates; the large ones take gigabytes."""
@@ -72,12 +87,12 @@ class Arena:
             )
             return dict(rows.fetchall())
 
-    def _template(self, pending: int, finished: int) -> str:
-        name = f"loaded_{pending}_{finished}"
+    def _template(self, pending: int, finished: int, stuck: bool) -> str:
+        name = f"loaded_{pending}_{finished}" + "_stuck" * stuck
         if name not in self._templates:
             self._admin(CREATE, name=name)
             with psycopg.connect(self.server.url(name), autocommit=True) as conn:
-                backlog.create(conn, self.plan, pending, finished)
+                backlog.create(conn, self.plan, pending, finished, stuck)
             self._templates.add(name)
         return name
 

@@ -20,18 +20,23 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 OUTBOX = TableName("openoutbox_events", "public")
 ASIDE = TableName("backlog", "public")
 EVENT_TYPE = "bench.event"
+STUCK_TYPE = "bench.stuck"
+"""Of events whose destination is down."""
 POINTS = 100
 
 LOAD = """
--- Events in order of time, with keys as chance spreads them; the older ones are delivered already
+-- Events in order of time, with keys as chance spreads them; the older ones are delivered already.
+-- Where some are to get stuck, every second of the others does, and they have keys of their own
 INSERT INTO {table} (event_id, event_type, partition_key, payload, status,
                      available_at, created_at, updated_at, delivered_at)
-SELECT uuidv7(), %(type)s, 'key-' || (hashint8(n) & 2147483647) %% %(keys)s,
+SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text END,
+       CASE WHEN stuck THEN 'stuck-' ELSE 'key-' END || (hashint8(n) & 2147483647) %% %(keys)s,
        substring(decode(repeat(md5(n::text), %(repeats)s), 'hex') FROM 1 FOR %(payload)s), state, at, at, at,
        CASE state WHEN 'DELIVERED' THEN at END
 FROM generate_series(1, %(finished)s::bigint + %(pending)s) AS n
 CROSS JOIN LATERAL (
-  SELECT CASE WHEN n <= %(finished)s THEN 'DELIVERED' ELSE 'PENDING' END AS state,
+  SELECT %(stuck)s AND n > %(finished)s AND (n - %(finished)s) %% 2 = 0 AS stuck,
+         CASE WHEN n <= %(finished)s THEN 'DELIVERED' ELSE 'PENDING' END AS state,
          now() - %(age)s + n * interval '1 microsecond' AS at
 ) event"""
 
@@ -43,10 +48,13 @@ ALTER TABLE {outbox} RENAME TO waiting_room;
 ALTER TABLE {aside} RENAME TO {name}"""
 
 NEWEST_LEFT = """
--- The newest event that is not delivered: the one a drain comes to last, so finding it reads one page
+-- The newest event that is not delivered: the one a drain comes to last, so finding it reads one page.
+-- Those that are stuck are left out
 SELECT coalesce(
-  (SELECT event_id FROM {table} WHERE status = 'PENDING' ORDER BY created_at DESC LIMIT 1),
-  (SELECT event_id FROM {table} WHERE status = 'DELIVERING' ORDER BY locked_at DESC LIMIT 1))"""
+  (SELECT event_id FROM {table} WHERE status = 'PENDING' AND event_type = %(type)s
+   ORDER BY created_at DESC LIMIT 1),
+  (SELECT event_id FROM {table} WHERE status = 'DELIVERING' AND event_type = %(type)s
+   ORDER BY locked_at DESC LIMIT 1))"""
 
 CURVE = """
 -- How many seconds after the reveal each hundredth of the backlog was delivered
@@ -58,9 +66,9 @@ WHERE position %% greatest(1, %(events)s / %(points)s) = 0 OR position = %(event
 ORDER BY position"""
 
 COUNT = """
--- Events delivered since the reveal, and all those that failed an attempt or are left
+-- Events delivered since the reveal, and all those that failed an attempt, are left, or went out though stuck
 SELECT count(*) FILTER (WHERE status = 'DELIVERED' AND delivered_at >= %(since)s),
-       count(*) FILTER (WHERE status <> 'DELIVERED' OR attempts > 0)
+       count(*) FILTER (WHERE attempts > 0 OR (status = 'DELIVERED') <> (event_type = %(type)s))
 FROM {table}"""
 
 
@@ -86,13 +94,16 @@ class Drained:
         return self.curve[tenth - 1] / (self.curve[-1] - self.curve[-1 - tenth])
 
 
-def create(conn: Connection, plan: Plan, pending: int, finished: int) -> None:
-    """The empty outbox that lanes start on, and the loaded one beside it. Indexes come after the rows."""
+def create(conn: Connection, plan: Plan, pending: int, finished: int, stuck: bool = False) -> None:
+    """The empty outbox that lanes start on, and the loaded one beside it. Indexes come after the rows.
+
+    `stuck`: between the pending events lie as many of STUCK_TYPE.
+    """
     for statement in statements(OUTBOX):
         conn.execute(statement.encode())
     table, *indexes = statements(ASIDE)
     conn.execute(table.encode())
-    conn.execute(_compose(LOAD, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1)))
+    conn.execute(_compose(LOAD, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1), stuck))
     for index in indexes:
         conn.execute(index.encode())
     conn.execute(_compose(VACUUM, ASIDE))
@@ -123,28 +134,32 @@ def reveal(conn: Connection) -> datetime:
 
 
 def is_drained(conn: Connection) -> bool:
-    return _one(conn, _compose(NEWEST_LEFT, OUTBOX)) is None
+    return _one(conn, _compose(NEWEST_LEFT, OUTBOX), {"type": EVENT_TYPE}) is None
 
 
 def drained(conn: Connection, since: datetime, events: int) -> Drained:
     """The result, once every event is delivered at its first attempt; anything else is no drain."""
     # Counting reads it all: the settings that keep a lane from sorting would only be in the way.
     conn.execute("RESET ALL")
-    row = conn.execute(_compose(COUNT, OUTBOX), {"since": since}).fetchone()
+    row = conn.execute(_compose(COUNT, OUTBOX), {"since": since, "type": EVENT_TYPE}).fetchone()
     if row != (events, 0):
-        raise OutsparkError(f"of {events} events, (delivered, failed or left) are {row}")
+        raise OutsparkError(f"of {events} events, (delivered, failed, left or wrongly delivered) are {row}")
     times = {"since": since, "events": events, "points": POINTS}
     curve = [seconds for (seconds,) in conn.execute(_compose(CURVE, OUTBOX), times)]
     return Drained(events, curve)
 
 
-def _parameters(plan: Plan, pending: int, finished: int, age: timedelta) -> dict[str, Any]:
+def _parameters(
+    plan: Plan, pending: int, finished: int, age: timedelta, stuck: bool = False
+) -> dict[str, Any]:
     return {
         "type": EVENT_TYPE,
+        "stuck_type": STUCK_TYPE,
+        "stuck": stuck,
         "keys": plan.keys,
         "payload": plan.payload,
         "repeats": plan.payload // 16 + 1,
-        "pending": pending,
+        "pending": pending * 2 if stuck else pending,
         "finished": finished,
         "age": age,
     }
@@ -154,6 +169,6 @@ def _compose(template: str, table: TableName) -> sql.Composed:
     return sql.SQL(template).format(table=table.identifier)
 
 
-def _one(conn: Connection, statement: Any) -> Any:
-    row = conn.execute(statement).fetchone()
+def _one(conn: Connection, statement: Any, parameters: dict[str, Any] | None = None) -> Any:
+    row = conn.execute(statement, parameters).fetchone()
     return None if row is None else row[0]

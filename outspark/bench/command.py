@@ -20,6 +20,10 @@ SCENARIOS = {
     "drain": "the ceiling, bare lanes and Spark, both leases",
     "share": "what Spark costs beside bare lanes, over a long backlog",
     "nats": "NATS JetStream on bare lanes and on Spark",
+    "kafka": "Kafka, also beside no broker at all and beside one event at a time",
+    "rabbitmq": "RabbitMQ on bare lanes and on Spark",
+    "redis": "Redis Streams on bare lanes and on Spark",
+    "outage": "what a destination that is down costs the others",
     "trickle": "commit to publish at 50 events/s, polling and with the doorbell",
     "writers": "what the doorbell leaves single-row writers of their rate",
     "finished": "with millions of finished rows in the table",
@@ -94,14 +98,14 @@ def bench(
 ) -> int:
     """Measure the relay beside the most that the database can do, in one run.
 
-    Starts a PostgreSQL and a NATS of its own on this machine and stops them at the end; their data go to the
-    temporary folder, so point TMPDIR to a real disk. Everything with its defaults takes about an hour. Nothing
-    else should run meanwhile.
+    Starts a PostgreSQL and each broker of its own on this machine and stops them at the end; their data go to
+    the temporary folder, so point TMPDIR to a real disk. A broker that this machine does not have is left out.
+    Everything with its defaults takes about two hours. Nothing else should run meanwhile.
 
     ```
     outspark bench                                 # all of it
     outspark bench --quick                         # does it work?
-    outspark bench --only drain --only trickle     # some of it
+    outspark bench --only drain --only kafka       # some of it
     outspark bench --docs docs/benchmarks.md       # all of it, as a page
     ```
     """

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from outspark.bench import backlog, jetstream
+from outspark.bench import backlog
 from outspark.bench.arena import Arena
-from outspark.bench.backlog import Connection, Drained
+from outspark.bench.backlog import STUCK_TYPE, Connection, Drained
+from outspark.bench.brokers import Broker, BrokerName
 from outspark.bench.ceiling import Ceiling
-from outspark.bench.hosts import Destination, Hosts
+from outspark.bench.hosts import Hosts
 from outspark.bench.processes import Meter, Usage
-from outspark.embedded.nats import Nats
+from outspark.embedded.server import HOST, free_port
 from outspark.errors import OutsparkError
 from outspark.settings import Lease
 
@@ -28,12 +30,23 @@ class Case:
     host: Literal["ceiling", "own", "bare", "spark"]
     lease: Lease
     events: int
-    destination: Destination = "null"
+    destination: Literal["null"] | BrokerName = "null"
     finished: int = 0
+    one_by_one: bool = False
+    """On bare lanes: each event is published by itself, and its answer awaited."""
+    outage: bool = False
+    """As many events lie between these that go to another destination, which is down."""
+
+    @property
+    def to(self) -> str:
+        if self.host in ("ceiling", "own"):
+            return "–"
+        return self.destination + ", one by one" * self.one_by_one
 
     def __str__(self) -> str:
         extra = f", {self.finished:,} finished" if self.finished else ""
-        return f"{self.host} {self.lease} {self.destination}, {self.events:,} events{extra}"
+        extra += ", as many for one that is down" * self.outage
+        return f"{self.host} {self.lease} {self.to}, {self.events:,} events{extra}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,52 +57,71 @@ class Sample:
     usage: dict[str, Usage]
     seconds: float
     handovers: int
+    broker: str = "broker"
 
     def cpu_per_1000(self, group: str) -> float | None:
         """CPU seconds of a group of processes; None where it has none."""
         usage = self.usage.get(group)
         return None if usage is None or not usage.cpu else usage.cpu / self.drained.events * 1000
 
-    def cores(self, group: str) -> float:
-        return self.usage[group].cpu / self.seconds if group in self.usage else 0.0
+    def cores_used(self) -> str:
+        """Who took how much of the machine; the rest was idle, or went to whatever else ran."""
+        names = {"ours": "lanes", "postgres": "PostgreSQL", "broker": self.broker}
+        cores = {names[group]: usage.cpu / self.seconds for group, usage in self.usage.items()}
+        cores["rest"] = max((os.cpu_count() or 1) - sum(cores.values()), 0.0)
+        return "cores used: " + ", ".join(f"{name} {used:.2f}" for name, used in cores.items())
 
 
 def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
     """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
     with ExitStack() as stack:
-        url = stack.enter_context(arena.database(case.events, case.finished))
-        nats = stack.enter_context(Nats()) if case.destination == "nats" else None
-        if nats is not None:
-            jetstream.create_stream(nats.url)
-        host = _host(arena, case, url, nats, profile)
+        url = stack.enter_context(arena.database(case.events, case.finished, case.outage))
+        broker = None if case.destination == "null" else stack.enter_context(arena.broker(case.destination))
+        topic = broker.fresh_topic() if broker is not None else "{type}"
+        host = _host(arena, case, url, broker, topic, profile)
         stack.enter_context(host)
         conn = stack.enter_context(backlog.watch(url))
         roots = {"ours": host.pids, "postgres": [arena.server.pid]}
-        if nats is not None:
-            roots["nats"] = [nats.pid]
+        if broker is not None:
+            roots["broker"] = [broker.pid]
         before = host.handovers()
         with Meter(roots) as meter:
             since = backlog.reveal(conn)
             host.go()
             _await_drained(conn, host, case.events)
         handovers = host.handovers() - before
-        if nats is not None and (kept := jetstream.count(nats.url)) != case.events:
-            raise OutsparkError(f"JetStream holds {kept} messages of {case.events} events")
-        return Sample(backlog.drained(conn, since, case.events), meter.usage, meter.seconds, handovers)
+        if broker is not None and (kept := broker.count(topic)) != case.events:
+            raise OutsparkError(f"{broker.title} holds {kept} messages of {case.events} events")
+        drained = backlog.drained(conn, since, case.events)
+        title = broker.title if broker is not None else "broker"
+        return Sample(drained, meter.usage, meter.seconds, handovers, title)
 
 
-def _host(arena: Arena, case: Case, url: str, nats: Nats | None, profile: Path | None) -> Ceiling | Hosts:
+def _host(
+    arena: Arena, case: Case, url: str, broker: Broker | None, topic: str, profile: Path | None
+) -> Ceiling | Hosts:
     if case.host == "ceiling" or case.host == "own":
         return Ceiling(url, arena.plan, own=case.host == "own")
+    destinations: dict[str, Any] = {"bench": broker.settings() if broker is not None else {"type": "null"}}
+    routes = [{"match": "*", "destination": "bench", "topic": topic}]
+    if case.outage:
+        destinations["down"] = down()
+        routes.insert(0, {"match": STUCK_TYPE, "destination": "down"})
     return Hosts(
         case.host,
         url,
         arena.plan,
         lease=case.lease,
-        destination=case.destination,
-        broker=nats.url if nats is not None else None,
+        destinations=destinations,
+        routes=routes,
+        one_by_one=case.one_by_one,
         profile=profile,
     )
+
+
+def down() -> dict[str, Any]:
+    """A destination where nobody listens."""
+    return {"type": "nats", "url": f"nats://{HOST}:{free_port()}"}
 
 
 def _await_drained(conn: Connection, host: Ceiling | Hosts, events: int) -> None:

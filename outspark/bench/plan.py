@@ -16,6 +16,8 @@ class Plan:
     rounds: int = 3
     """Drains that are compared run this often, taking turns; medians count."""
     shift: float = 10.0
+    single_events: int = 5000
+    """Events of a drain that publishes one by one: it is slow, and its rate is soon known."""
     finished: int = 5_000_000
     trickle_rate: float = 50.0
     trickle_seconds: float = 60.0
@@ -43,6 +45,7 @@ class Plan:
             events=min(self.events, 20_000),
             rounds=1,
             shift=2.0,
+            single_events=500,
             finished=min(self.finished, 50_000),
             trickle_seconds=5.0,
             writer_rounds=1,

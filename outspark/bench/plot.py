@@ -14,14 +14,17 @@ from outspark.bench.results import Results
 
 Panel = Callable[[Axes, Results], None]
 
+BROKERS = ("nats", "kafka", "rabbitmq", "redis")
 COLOURS = {"ceiling": "#8a8f98", "own": "#b9bdc4", "bare": "#4c9be8", "spark": "#e8743b"}
 
 
 def write_plot(results: Results, path: Path) -> None:
     """Only panels that have something to show; PNG."""
     panels: list[Panel] = []
-    if any(row.rate for row in results.rows if row.scenario in ("drain", "share", "nats")):
+    if any(row.rate for row in results.rows if row.scenario in ("drain", "share")):
         panels.append(_rates)
+    if any(row.rate for row in results.rows if row.scenario in BROKERS):
+        panels.append(_brokers)
     curves: dict[str, Panel] = {"trickle": _latencies, "backlog": _backlog, "soak": _memory}
     for prefix, panel in curves.items():
         if any(name.startswith(prefix) for name in results.curves):
@@ -35,11 +38,10 @@ def write_plot(results: Results, path: Path) -> None:
 
 
 def _rates(axes: Axes, results: Results) -> None:
-    rows = [row for row in results.rows if row.scenario in ("drain", "share", "nats") and row.rate]
+    rows = [row for row in results.rows if row.scenario in ("drain", "share") and row.rate]
     known = all(row.ratio for row in rows)
     labels = [
-        "ceiling" if row.host == "ceiling" else f"{row.scenario} {row.host} {row.lease} {row.destination}"
-        for row in rows
+        "ceiling" if row.host == "ceiling" else f"{row.scenario} {row.host} {row.lease}" for row in rows
     ]
     values = [(row.ratio if known else row.rate) or 0.0 for row in rows]
     axes.barh(labels, values, color=[COLOURS[row.host] for row in rows])
@@ -47,6 +49,14 @@ def _rates(axes: Axes, results: Results) -> None:
     if known:
         axes.axvline(1.0, color=COLOURS["ceiling"], linewidth=1)
     axes.set_title("Rate" + (", 1 = claim and settle in SQL inside the server" if known else ", events/s"))
+
+
+def _brokers(axes: Axes, results: Results) -> None:
+    rows = [row for row in results.rows if row.scenario in BROKERS and row.rate and row.destination != "null"]
+    labels = [f"{row.destination} {row.host} {row.lease}" for row in rows]
+    axes.barh(labels, [row.rate or 0.0 for row in rows], color=[COLOURS[row.host] for row in rows])
+    axes.invert_yaxis()
+    axes.set_title("To brokers, events/s")
 
 
 def _latencies(axes: Axes, results: Results) -> None:

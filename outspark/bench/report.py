@@ -51,7 +51,14 @@ the rounds count.
 - **lane's SQL**: the same loop with the statements that a lane really uses, which are faster.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
-- **NATS**: JetStream on disk; afterwards the stream must hold every event.
+- **brokers**: each on this machine, running on from one drain to the next, with a fresh topic for each. NATS is
+  JetStream on disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a durable queue,
+  persistent messages and publisher confirms; Redis has a stream. Afterwards the topic must hold every event, by the
+  broker's own count.
+- **one by one**: bare lanes with the same client, which publish each event by itself and await its answer;
+  {single_events:,} events.
+- **outage**: the same events by themselves, and with as many between them, of other keys, whose destination refuses
+  connections; the rate is that of those that can be delivered.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
   {trickle_rate:g} events a second that come at random; both times from the machine's monotonic clock.
 - **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.
@@ -65,6 +72,8 @@ the rounds count.
 def print_report(results: Results, console: Console) -> None:
     console.print(_table(COLUMNS, results.rows, "What was measured"))
     console.print(_table(TARGET_COLUMNS, results.targets, "What it must reach"))
+    for scenario, reason in results.left_out.items():
+        console.print(f"left out: {scenario}: {reason}", highlight=False, markup=False)
     console.print(_machine(results), highlight=False)
 
 
@@ -75,6 +84,7 @@ def write_docs(results: Results, path: Path, plot: Path) -> None:
         f"Written by `{results.command}`; `make bench` measures it again. Compare ratios: they were taken within "
         "one run. Events a second and milliseconds are those of this machine: " + _machine(results),
         *(["This was a quick run, to see that the bench works: its numbers mean little."] * results.quick),
+        *(f"Left out: `{scenario}`: {reason}" for scenario, reason in results.left_out.items()),
         f"![Rates, latencies and memory]({plot.name})",
         "## What it must reach",
         _markdown(TARGET_COLUMNS, results.targets),
@@ -114,13 +124,17 @@ def _workload(results: Results) -> str:
 
 
 def _profile(results: Results) -> list[str]:
-    if not results.profile:
+    if not results.profiles:
         return []
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in results.profile)
     return [
-        "## What limits a lane that publishes to NATS",
-        f"PostgreSQL, the lanes and the NATS server share {results.machine['cores']} cores; the notes in the table say "
-        f'how much of them each took. Of the CPU time of a bare lane with `lease = "row"`, by a profiler: {shares}.',
+        "## What limits a lane that publishes to a broker",
+        f"PostgreSQL, the lanes and the broker share {results.machine['cores']} cores; the notes in the table say how "
+        'much of them each took, and what was left. This is where the CPU time of a bare lane with `lease = "row"` '
+        "goes, by a profiler:",
+        "\n".join(
+            f"- **{broker}**: " + ", ".join(f"{name} {share:.0%}" for name, share in profile)
+            for broker, profile in results.profiles.items()
+        ),
     ]
 
 

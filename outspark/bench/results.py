@@ -62,8 +62,10 @@ class Results:
     quick: bool = False
     rows: list[Row] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
-    profile: list[list[Any]] = field(default_factory=list)
-    """[package, share] of the CPU time of a bare lane that publishes to NATS."""
+    profiles: dict[str, list[list[Any]]] = field(default_factory=dict)
+    """For each broker, [package, share] of the CPU time of a bare lane that publishes to it."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Scenarios that this machine cannot run, and why."""
     curves: dict[str, list[Any]] = field(default_factory=dict)
     """For the plot: what was measured over time or as a distribution."""
 

@@ -54,6 +54,12 @@ class Run:
         for case, drains in samples.items():
             self.add(self._row(scenario, case, drains))
 
+    def leave_out(self, scenario: str, reason: str) -> None:
+        """One line instead of a measurement that this machine cannot make."""
+        line = " ".join(reason.split())
+        self.results.left_out[scenario] = line
+        self.progress.console.print(f"{scenario}: left out: {line}", highlight=False, soft_wrap=True)
+
     def want(self, target: Target) -> None:
         self.results.targets.append(target)
         verdict = "reached" if target.passed else "missed"
@@ -69,23 +75,31 @@ class Run:
             scenario=scenario,
             host=case.host,
             lease=case.lease,
-            destination=case.destination if case.host not in ("ceiling", "own") else "–",
+            destination=case.to,
             events=case.events,
             rates=[sample.drained.rate for sample in drains],
             rate=rate,
             ratio=rate / self.ceiling if self.ceiling else None,
             cpu=_median(sample.cpu_per_1000("ours") for sample in drains),
             cpu_postgres=_median(sample.cpu_per_1000("postgres") for sample in drains),
-            cpu_broker=_median(sample.cpu_per_1000("nats") for sample in drains),
+            cpu_broker=_median(sample.cpu_per_1000("broker") for sample in drains),
             memory=max(sample.usage["ours"].peak for sample in drains) or None,
             handovers=sum(sample.handovers for sample in drains),
-            note=f"{case.finished:,} finished rows" if case.finished else "",
+            note=_note(case, drains[-1]),
         )
 
 
 def paired(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
     """Median over the rounds of how one rate stands to the other."""
     return median(a.drained.rate / b.drained.rate for a, b in zip(samples[one], samples[other], strict=True))
+
+
+def _note(case: Case, sample: Sample) -> str:
+    if case.finished:
+        return f"{case.finished:,} finished rows"
+    if case.outage:
+        return f"beside {case.events:,} events for a destination that is down"
+    return sample.cores_used() if case.destination != "null" else ""
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -1,21 +1,18 @@
-"""Drains: against the ceiling, Spark against bare lanes, NATS, finished rows in the table, a very long backlog."""
+"""Drains: against the ceiling, Spark against bare lanes, finished rows in the table, a very long backlog."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from outspark.bench.drain import Case, Sample, drain
-from outspark.bench.profiling import shares
+from outspark.bench.drain import Case, Sample
 from outspark.bench.results import Target
 from outspark.bench.run import Run, paired
 from outspark.settings import Lease
 
 LEASES: tuple[Lease, ...] = get_args(Lease)
 WANTED_OF_CEILING = {"row": 0.85, "slot": 1.4}
-WANTED_OF_BARE = {"null": 0.95, "nats": 0.9}
+WANTED_OF_BARE = 0.95
 
 
 def measure_drain(run: Run) -> None:
@@ -42,33 +39,8 @@ def measure_share(run: Run) -> None:
         samples = run.rounds("share", [bare, spark])
         run.add_drains("share", samples)
         name = f"Spark, lease {lease}, of the bare lanes"
-        run.want(Target(name, "≥", WANTED_OF_BARE["null"], paired(samples, spark, bare), "×"))
+        run.want(Target(name, "≥", WANTED_OF_BARE, paired(samples, spark, bare), "×"))
     run.arena.clear()
-
-
-def measure_nats(run: Run) -> None:
-    """The same with JetStream at the other end, and where the time goes."""
-    for lease in LEASES:
-        bare, spark = (Case(host, lease, run.plan.events, "nats") for host in ("bare", "spark"))
-        samples = run.rounds("nats", [bare, spark])
-        run.add_drains("nats", samples)
-        for row, case in zip(run.results.rows[-2:], (bare, spark), strict=True):
-            row.note = _cores(samples[case][-1])
-        name = f"NATS on Spark, lease {lease}, of the bare lanes"
-        run.want(Target(name, "≥", WANTED_OF_BARE["nats"], paired(samples, spark, bare), "×"))
-        per_core = median(1000 / (sample.cpu_per_1000("ours") or 1) for sample in samples[spark])
-        name = f"NATS on Spark, lease {lease}, per core that our processes use"
-        run.want(Target(name, "≥", 12_000, per_core, "events/s"))
-    profile_nats(run)
-
-
-def profile_nats(run: Run) -> None:
-    """One more drain, with a profiler on the first lane: it is slower, and only its proportions count."""
-    with tempfile.TemporaryDirectory(prefix="outspark-bench-") as folder:
-        path = Path(folder) / "profile"
-        drain(run.arena, Case("bare", "row", run.plan.events, "nats"), path)
-        run.results.profile = [[name, share] for name, share in shares(path)]
-    run.step("nats: profile: " + ", ".join(f"{name} {share:.0%}" for name, share in run.results.profile))
 
 
 def measure_finished(run: Run) -> None:
@@ -100,8 +72,3 @@ def _want_cpu(run: Run, case: Case, samples: list[Sample]) -> None:
     cpu = median(sample.cpu_per_1000("ours") or 0.0 for sample in samples)
     name = f"CPU of our processes on Spark, lease {case.lease}"
     run.want(Target(name, "≤", 0.04, cpu, "s per 1000 events"))
-
-
-def _cores(sample: Sample) -> str:
-    names = {"ours": "lanes", "postgres": "PostgreSQL", "nats": "NATS"}
-    return "cores used: " + ", ".join(f"{names[group]} {sample.cores(group):.2f}" for group in sample.usage)

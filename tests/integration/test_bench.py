@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from outspark.bench import backlog, command, probe
 from outspark.bench.arena import Arena
@@ -16,7 +18,10 @@ from outspark.bench.hosts import Hosts
 from outspark.bench.plan import Plan
 from outspark.bench.plot import write_plot
 from outspark.bench.profiling import shares
+from outspark.bench.publishing import measure_broker
+from outspark.bench.report import print_report, write_docs
 from outspark.bench.results import Results, Row, Target
+from outspark.bench.run import Run
 from outspark.bench.trickle import install_doorbell
 from outspark.errors import OutsparkError
 from tests.waiting import wait_for
@@ -39,6 +44,9 @@ def arena() -> Iterator[Arena]:
         Case("bare", "slot", EVENTS),
         Case("bare", "slot", EVENTS, finished=1000),
         pytest.param(Case("bare", "row", EVENTS, "nats"), marks=pytest.mark.needs("nats")),
+        pytest.param(Case("bare", "slot", EVENTS, "redis"), marks=pytest.mark.needs("redis")),
+        pytest.param(Case("bare", "row", 1000, "redis", one_by_one=True), marks=pytest.mark.needs("redis")),
+        pytest.param(Case("bare", "row", EVENTS, outage=True), marks=pytest.mark.needs("nats")),
         pytest.param(Case("spark", "slot", EVENTS), marks=pytest.mark.needs("spark")),
     ],
     ids=str,
@@ -46,13 +54,14 @@ def arena() -> Iterator[Arena]:
 def test_a_drain_delivers_everything_and_says_how(arena: Arena, case: Case) -> None:
     sample = drain(arena, case)
     curve = sample.drained.curve
-    assert sample.drained.events == EVENTS
+    assert sample.drained.events == case.events
     assert len(curve) == backlog.POINTS
     assert curve == sorted(curve)
     assert 0 < curve[0] <= sample.drained.seconds <= sample.seconds
     assert sample.usage["postgres"].cpu > 0
     assert (sample.usage["ours"].peak > 0) == (case.host != "ceiling")
-    assert ("nats" in sample.usage) == (case.destination == "nats")
+    assert ("broker" in sample.usage) == (case.destination != "null")
+    assert ("Redis" in sample.cores_used()) == (case.destination == "redis")
 
 
 def test_an_event_left_behind_fails_the_drain(arena: Arena) -> None:
@@ -66,6 +75,47 @@ def test_an_event_left_behind_fails_the_drain(arena: Arena) -> None:
         assert not backlog.is_drained(conn)
         with pytest.raises(OutsparkError, match=str(EVENTS)):
             backlog.drained(conn, since, EVENTS)
+
+
+def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena) -> None:
+    with arena.database(EVENTS, stuck=True) as url, backlog.watch(url) as conn:
+        since = backlog.reveal(conn)
+        assert not backlog.is_drained(conn)
+        deliver = "UPDATE openoutbox_events SET status = 'DELIVERED', delivered_at = clock_timestamp()"
+        conn.execute(deliver + " WHERE event_type = %s", [backlog.EVENT_TYPE])
+        assert backlog.is_drained(conn)
+        assert backlog.drained(conn, since, EVENTS).events == EVENTS
+        conn.execute(deliver + " WHERE partition_key = 'stuck-7'")
+        with pytest.raises(OutsparkError, match="wrongly delivered"):
+            backlog.drained(conn, since, EVENTS)
+
+
+@pytest.mark.needs("nats")
+def test_a_broker_runs_on_from_drain_to_drain(arena: Arena) -> None:
+    with arena.broker("nats") as broker:
+        topic, pid = broker.fresh_topic(), broker.pid
+        with arena.broker("nats") as same:
+            assert same is broker
+            assert same.fresh_topic() != topic
+        assert broker.pid == pid
+        assert broker.count(topic) == 0
+
+
+def test_a_broker_that_the_machine_lacks_is_left_out(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No jars of the server, and nothing to fetch them with.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = Run(arena, _results(), Progress(disable=True))
+    measure_broker(run, "kafka")
+    assert run.results.left_out["kafka"]
+    assert "\n" not in run.results.left_out["kafka"]
+    assert not run.results.rows
+    assert not run.results.targets
+    print_report(run.results, Console())
+    write_docs(run.results, tmp_path / "page.md", tmp_path / "page.png")
+    assert "Left out: `kafka`" in (tmp_path / "page.md").read_text()
 
 
 def test_the_last_tenth_beside_the_first() -> None:
@@ -124,10 +174,25 @@ def test_the_command_writes_table_json_plot_and_page(
     assert page.read_text() == written
 
 
+@pytest.mark.needs("redis", "spark")
+def test_a_broker_beside_bare_lanes(tmp_path: Path) -> None:
+    data, page = tmp_path / "bench.json", tmp_path / "page.md"
+    reports = ["--plot", str(tmp_path / "bench.png"), "--docs", str(page)]
+    size = ["--quick", "--events", str(EVENTS), "--batch", "200"]
+    assert command.main([*size, "--only", "redis", "--json", str(data), *reports]) == 0
+    results = Results.load(data)
+    assert [(row.host, row.destination) for row in results.rows] == [("bare", "redis"), ("spark", "redis")]
+    assert all(row.cpu_broker and row.note.startswith("cores used: lanes ") for row in results.rows)
+    assert [target.unit for target in results.targets] == ["×", "events/s"]
+    assert dict(results.profiles["Redis"])["outspark.publishers"] > 0
+    assert "- **Redis**: " in page.read_text()
+
+
 def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
     results = _results()
     results.rows.append(Row("drain", "ceiling", "row", "–", rate=2.0, ratio=1.0))
     results.rows.append(Row("drain", "spark", "row", "null", rate=1.8, ratio=0.9))
+    results.rows.append(Row("kafka", "bare", "row", "kafka, one by one", rate=0.1))
     times = [0.1 * hundredth for hundredth in range(1, 101)]
     results.curves = {"trickle polling": [-0.1, 5.0, 20.0], "backlog row": times, "soak": [[0, 10], [60, 11]]}
     write_plot(results, tmp_path / "all.png")

@@ -1,4 +1,4 @@
-"""The bench's own word with JetStream, in NATS' text protocol: make a stream, count what it holds."""
+"""NATS JetStream for the bench, spoken to in NATS' text protocol."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from outspark.bench.backlog import EVENT_TYPE
+from outspark.bench.brokers.broker import Broker
+from outspark.embedded.nats import Nats
 from outspark.errors import OutsparkError
 
-STREAM = "BENCH"
 
+class JetStream(Broker):
+    """A stream on disk for each topic, and otherwise as the server has it by default."""
 
-def create_stream(url: str) -> None:
-    """On disk, and otherwise as the server has it by default."""
-    _ask(url, f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [EVENT_TYPE], "storage": "file"})
+    name = "nats"
+    title = "NATS"
 
+    def __init__(self) -> None:
+        self._nats = Nats()
+        super().__init__(self._nats)
 
-def count(url: str) -> int:
-    return int(_ask(url, f"STREAM.INFO.{STREAM}", None)["state"]["messages"])
+    @property
+    def url(self) -> str:
+        return self._nats.url
+
+    def count(self, topic: str) -> int:
+        return int(_ask(self.url, f"STREAM.INFO.{topic}", None)["state"]["messages"])
+
+    def _create(self, topic: str) -> None:
+        _ask(self.url, f"STREAM.CREATE.{topic}", {"name": topic, "subjects": [topic], "storage": "file"})
 
 
 def _ask(url: str, api: str, body: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""What a destination that is down costs the others.
+
+The same events go to a destination that is well, once by themselves and once with as many others between them, of
+other keys, whose destination is down all the time. The rate is that of the events that can be delivered, so lanes
+pay for all they do about the rest: finding out, stepping over it, and asking again whether its destination is back.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from outspark.bench.drain import Case, down
+from outspark.bench.results import Target
+from outspark.bench.run import Run, paired
+from outspark.errors import ExtraMissing
+from outspark.publishers import open_publisher
+from outspark.settings import DestinationSettings, Lease
+
+
+def measure_outage(run: Run) -> None:
+    """The rate of the others while one is down, both leases."""
+    try:
+        open_publisher("down", DestinationSettings.model_validate(down()))
+    except ExtraMissing as error:
+        run.leave_out("outage", str(error))
+        return
+    leases: tuple[Lease, ...] = get_args(Lease)
+    for lease in leases:
+        alone, beside = (Case("spark", lease, run.plan.events, outage=outage) for outage in (False, True))
+        samples = run.rounds("outage", [alone, beside])
+        run.add_drains("outage", samples)
+        name = f"lease {lease}, beside a destination that is down, of the rate without it"
+        run.want(Target(name, "≥", 0.9, paired(samples, beside, alone), "×"))
+    run.arena.clear()
