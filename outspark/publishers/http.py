@@ -5,9 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from outspark.errors import DestinationError, SettingsError
 from outspark.event import Message
@@ -18,6 +17,7 @@ from outspark.publishers.http_sending import Sender
 from outspark.publishers.http_signature import Signer
 from outspark.publishers.http_wire import RESERVED, Encoder
 from outspark.publishers.loop_thread import LoopThread
+from outspark.publishers.options import hide, read_options, tls_context
 from outspark.settings import DestinationSettings, Duration, Model
 
 
@@ -52,7 +52,7 @@ class HttpPublisher:
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name
-        self._options = _options(name, settings.options)
+        self._options = read_options(HttpOptions, name, settings.options)
         self._endpoint = _endpoint(name, settings.url)
         self._encoder = self._make_encoder(settings.max_payload)
         self._publish_timeout = settings.publish_timeout.total_seconds()
@@ -107,12 +107,9 @@ class HttpPublisher:
     def _tls(self) -> ssl.SSLContext:
         options = self._options
         try:
-            context = ssl.create_default_context(cafile=options.ca_file)
-            if options.cert_file is not None:
-                context.load_cert_chain(options.cert_file, options.key_file)
-        except OSError as error:
-            raise DestinationError(self._describe(f"the certificates cannot be read: {error}")) from None
-        return context
+            return tls_context(options.ca_file, options.cert_file, options.key_file)
+        except DestinationError as error:
+            raise DestinationError(self._describe(str(error))) from None
 
     def _make_encoder(self, max_payload: int | None) -> Encoder:
         options = self._options
@@ -128,9 +125,7 @@ class HttpPublisher:
 
     def _describe(self, text: str) -> str:
         """What went wrong and where, without secrets: a server may repeat what it was sent."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return f"destination {self._name}: {self._endpoint.origin}: {text}"
+        return f"destination {self._name}: {self._endpoint.origin}: {hide(self._secrets, text)}"
 
 
 async def _connect_once(server: Server, timeout: float) -> None:
@@ -139,24 +134,11 @@ async def _connect_once(server: Server, timeout: float) -> None:
 
 
 def _secrets(options: HttpOptions, endpoint: Endpoint) -> list[str]:
-    """Longest first. Words of less than six letters stay: nobody could read a text without them."""
+    """Words of less than six letters stay: nobody could read a text without them."""
     given = [value.get_secret_value() for value in options.headers.values()]
     given += [options.secret.get_secret_value()] if options.secret else []
     given += [value.split()[-1] for value in given if value.strip()]  # of `Bearer x`, x
-    return sorted({part for part in (*given, *endpoint.secrets) if len(part) >= 6}, key=len, reverse=True)
-
-
-def _options(name: str, given: dict[str, Any]) -> HttpOptions:
-    try:
-        return HttpOptions.model_validate(given)
-    except ValidationError as error:
-        faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
-        allowed = ", ".join(HttpOptions.model_fields)
-        raise SettingsError(f"destinations.{name}.options: {faults}; allowed are: {allowed}") from None
-
-
-def _fault(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, location))}: {message}" if location else message
+    return [part for part in (*given, *endpoint.secrets) if len(part) >= 6]
 
 
 def _endpoint(name: str, url: SecretStr | None) -> Endpoint:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 
-from outspark.errors import DestinationDown, DestinationError, SettingsError
+from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
 from outspark.outcome import Dead, Outcome, Retry
 from outspark.publishers.nats_connection import Connection
 from outspark.publishers.nats_wire import Encoder, Wire
+from outspark.publishers.options import hide, read_options, tls_context
 from outspark.settings import DestinationSettings, Duration, Model
 
 _DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -50,7 +51,7 @@ class NatsPublisher:
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name
-        self._options = _options(name, settings.options)
+        self._options = read_options(NatsOptions, name, settings.options)
         url = settings.url.get_secret_value() if settings.url else _DEFAULT_URL
         self._servers = [server.strip() for server in url.split(",")]
         self._max_payload = settings.max_payload
@@ -123,20 +124,12 @@ class NatsPublisher:
         options = self._options
         if options.ca_file is None and options.cert_file is None:
             return None
-        try:
-            context = ssl.create_default_context(cafile=options.ca_file)
-            if options.cert_file is not None:
-                context.load_cert_chain(options.cert_file, options.key_file)
-        except OSError as error:
-            raise DestinationError(f"the certificates cannot be read: {error}") from error
-        return context
+        return tls_context(options.ca_file, options.cert_file, options.key_file)
 
     def _describe(self, error: Exception) -> str:
         """What went wrong and where, without credentials, whatever the client put into its message."""
         where = ", ".join(_address(server) for server in self._servers)
-        text = str(error) or "timed out"
-        for secret in self._secrets():
-            text = text.replace(secret, "***")
+        text = hide(self._secrets(), str(error) or "timed out")
         return f"destination {self._name}: NATS at {where}: {text}"
 
     def _secrets(self) -> list[str]:
@@ -146,20 +139,7 @@ class NatsPublisher:
             user_info = urlsplit(server).netloc.rpartition("@")[0]
             parts = [user_info, *user_info.split(":")]
             given += [*parts, *map(unquote, parts)]
-        return sorted({secret for secret in given if secret}, key=len, reverse=True)
-
-
-def _options(name: str, given: dict[str, Any]) -> NatsOptions:
-    try:
-        return NatsOptions.model_validate(given)
-    except ValidationError as error:
-        faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
-        allowed = ", ".join(NatsOptions.model_fields)
-        raise SettingsError(f"destinations.{name}.options: {faults}; allowed are: {allowed}") from None
-
-
-def _fault(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, location))}: {message}" if location else message
+        return given
 
 
 def _address(server: str) -> str:

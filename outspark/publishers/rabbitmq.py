@@ -6,14 +6,14 @@ import ssl
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 from yarl import URL
 
 from outspark.errors import DestinationDown, DestinationError, SettingsError
 from outspark.event import Message
 from outspark.outcome import Dead, Outcome, Retry
+from outspark.publishers.options import hide, read_options, tls_context
 from outspark.publishers.rabbitmq_connection import Connection
 from outspark.publishers.rabbitmq_wire import Encoder, Wire
 from outspark.settings import DestinationSettings, Duration, Model
@@ -49,7 +49,7 @@ class RabbitMQPublisher:
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name
-        self._options = _options(name, settings.options)
+        self._options = read_options(RabbitMQOptions, name, settings.options)
         url = settings.url.get_secret_value() if settings.url else _DEFAULT_URL
         self._servers = [self._server(server.strip()) for server in url.split(",")]
         self._max_payload = settings.max_payload
@@ -137,33 +137,12 @@ class RabbitMQPublisher:
         options = self._options
         if options.ca_file is None and options.cert_file is None:
             return None
-        try:
-            context = ssl.create_default_context(cafile=options.ca_file)
-            if options.cert_file is not None:
-                context.load_cert_chain(options.cert_file, options.key_file)
-        except OSError as error:
-            raise DestinationError(f"the certificates cannot be read: {error}") from error
-        return context
+        return tls_context(options.ca_file, options.cert_file, options.key_file)
 
     def _explained(self, error: DestinationError | TimeoutError) -> DestinationError:
         """What went wrong and where, without credentials, whatever the client put into its message."""
         where = ", ".join(f"{server.host}:{server.port or _PORTS[server.scheme]}" for server in self._servers)
-        text = str(error) or "timed out"
-        for server in self._servers:
-            for secret in (server.raw_password, server.password):
-                text = text.replace(secret, "***") if secret else text
+        secrets = [secret for server in self._servers for secret in (server.raw_password, server.password)]
+        text = hide(filter(None, secrets), str(error) or "timed out")
         kind = type(error) if isinstance(error, DestinationError) else DestinationDown
         return kind(f"destination {self._name}: RabbitMQ at {where}: {text}")
-
-
-def _options(name: str, given: dict[str, Any]) -> RabbitMQOptions:
-    try:
-        return RabbitMQOptions.model_validate(given)
-    except ValidationError as error:
-        faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
-        allowed = ", ".join(RabbitMQOptions.model_fields)
-        raise SettingsError(f"destinations.{name}.options: {faults}; allowed are: {allowed}") from None
-
-
-def _fault(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, location))}: {message}" if location else message

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 from redis.connection import SSLConnection, parse_url
 
 from outspark.errors import DestinationDown, DestinationError, SettingsError
 from outspark.event import Message
 from outspark.outcome import Outcome, Retry
+from outspark.publishers.options import hide, read_options
 from outspark.publishers.redis_batch import Batch
 from outspark.publishers.redis_servers import Servers
 from outspark.publishers.redis_wire import Encoder
@@ -54,7 +55,7 @@ class RedisPublisher:
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name
-        self._options = options = _options(name, settings.options)
+        self._options = options = read_options(RedisOptions, name, settings.options)
         url = settings.url.get_secret_value() if settings.url else _DEFAULT_URL
         self._urls = _BETWEEN_SERVERS.split(url)
         self._servers = Servers(
@@ -103,9 +104,7 @@ class RedisPublisher:
 
     def _describe(self, error: Exception) -> str:
         """What went wrong and where, without credentials, whatever the client put into its message."""
-        text = str(error)
-        for secret in self._secrets():
-            text = text.replace(secret, "***")
+        text = hide(self._secrets(), str(error))
         return f"destination {self._name}: Redis at {', '.join(map(_address, self._urls))}: {text}"
 
     def _secrets(self) -> list[str]:
@@ -113,20 +112,7 @@ class RedisPublisher:
         for url in self._urls:
             password = urlsplit(url).password or ""
             given += [password, unquote(password)]
-        return sorted({secret for secret in given if secret}, key=len, reverse=True)
-
-
-def _options(name: str, given: dict[str, Any]) -> RedisOptions:
-    try:
-        return RedisOptions.model_validate(given)
-    except ValidationError as error:
-        faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
-        allowed = ", ".join(RedisOptions.model_fields)
-        raise SettingsError(f"destinations.{name}.options: {faults}; allowed are: {allowed}") from None
-
-
-def _fault(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, location))}: {message}" if location else message
+        return given
 
 
 def _server(name: str, url: str, options: RedisOptions) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""What publishers share in reading their options: clear errors, certificates, and secrets that never show."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from outspark.errors import DestinationError, SettingsError
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def read_options(model: type[Options], name: str, given: dict[str, Any]) -> Options:
+    """SettingsError names what is wrong with the options of destination `name`, and what is allowed."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
+        allowed = ", ".join(model.model_fields)
+        # `from None`: the original text quotes its input, passwords included.
+        raise SettingsError(f"destinations.{name}.options: {faults}; allowed are: {allowed}") from None
+
+
+def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
+    """DestinationError when a file cannot be read. Without a CA the system's are trusted."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            context.load_cert_chain(cert_file, key_file)
+    except OSError as error:
+        raise DestinationError(f"the certificates cannot be read: {error}") from error
+    return context
+
+
+def hide(secrets: Iterable[str], text: str) -> str:
+    """The text without them, the longest first: one may be part of another."""
+    for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _fault(location: tuple[int | str, ...], message: str) -> str:
+    return f"{'.'.join(map(str, location))}: {message}" if location else message
