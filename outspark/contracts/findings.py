@@ -16,6 +16,8 @@ class Finding:
     level: Literal["error", "warning"]
     problem: str
     remedy: str
+    lacks_index: bool = False
+    """Statements that count on this index would read the whole table."""
 
     def __str__(self) -> str:
         return f"{self.problem}; run: {self.remedy}"

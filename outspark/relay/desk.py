@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 from psycopg import Notify
@@ -189,7 +189,8 @@ class Desk:
         spec, settings = self.spec, share.settings
         contract = contracts.get(settings.contract)
         table = resolve(conn, TableName.parse(settings.table))
-        refuse_errors(table, contract.check_table(conn, table))
+        findings = contract.check_table(conn, table)
+        refuse_errors(table, findings)
         statements = contract.lane_statements(
             table.identifier,
             slots_table(table).identifier,
@@ -197,6 +198,9 @@ class Desk:
             ordering=settings.ordering,
             lease=settings.lease,
         )
+        if any(finding.lacks_index for finding in findings):
+            # A batch is found by its ids then: the primary key is always there.
+            statements = replace(statements, deliver_all=statements.deliver)
         source = Source(share.name, settings, conn, statements, contract.upkeep(table), self.tally)
         tenure = self._tenure(source, table, share.slots) if settings.ordering == "key" else None
         router = Router(spec.routes, spec.destinations, share.name)

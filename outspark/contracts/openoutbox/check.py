@@ -120,7 +120,9 @@ def _check_index(table: TableName, index: Index, indexes: set[tuple[str, bool]])
     covers = f"btree ({', '.join(index.columns)}){include} WHERE (status = '{index.status}'::text)"
     if (covers, False) not in indexes:
         remedy = create_index(table, index, "CONCURRENTLY ") + ";"
-        yield Finding("warning", f"index {index.name(table)} is missing or unusable", remedy)
+        yield Finding(
+            "warning", f"index {index.name(table)} is missing or unusable", remedy, lacks_index=True
+        )
 
 
 def _alter(table: TableName, action: str) -> str:

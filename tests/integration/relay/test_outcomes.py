@@ -191,3 +191,23 @@ def test_a_transform_skips_or_costs_an_attempt(leased: Place) -> None:
     assert leased.states()["b"] == ("DELIVERED", 0)
     assert leased.states()["explode"] == ("DEAD", 3)
     assert leased.error("b") == "skipped: dropped by transform"
+
+
+def test_without_its_index_a_batch_is_settled_by_its_ids(place: Place) -> None:
+    place.conn.execute("DROP INDEX idx_openoutbox_stuck_leases")
+    place.enqueue("a", "b", key="k")
+    lane = place.lane()
+    used: set[bool] = set()
+
+    def settled() -> bool:
+        used.update(
+            loop.source.statements.deliver_all == loop.source.statements.deliver
+            for desk in lane.desks
+            for loop in desk.loops
+        )
+        return not place.waiting()
+
+    place.work(settled, lane)
+
+    assert used == {True}
+    assert place.states() == {"a": ("DELIVERED", 0), "b": ("DELIVERED", 0)}
