@@ -52,7 +52,7 @@ the rounds count.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
 - **brokers**: each on this machine, running on from one drain to the next, with a fresh topic for each. NATS is
-  JetStream on disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a durable queue,
+  JetStream on disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a quorum queue,
   persistent messages and publisher confirms; Redis has a stream. Afterwards the topic must hold every event, by the
   broker's own count.
 - **one by one**: bare lanes with the same client, which publish each event by itself and await its answer;

@@ -32,7 +32,8 @@ class KafkaBroker(Broker):
             consumer.close()
 
     def _create(self, topic: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self._kafka.address})
+        # A warning and worse: it would say goodbye on stderr each time.
+        admin = AdminClient({"bootstrap.servers": self._kafka.address, "log_level": 4})
         for created in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
             created.result(TIMEOUT)
 

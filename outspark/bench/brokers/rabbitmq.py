@@ -1,14 +1,18 @@
-"""RabbitMQ for the bench: durable queues behind the default exchange, counted by a passive declare."""
+"""RabbitMQ for the bench: quorum queues behind the default exchange, counted by a passive declare."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aio_pika
 
 from outspark.bench.brokers.broker import Broker
 from outspark.embedded.rabbitmq import RabbitMQ
 from outspark.errors import OutsparkError
+
+# What RabbitMQ advises for messages that must not get lost; a classic queue takes it twice the CPU time.
+KIND: dict[str, Any] = {"x-queue-type": "quorum"}
 
 
 class RabbitMQBroker(Broker):
@@ -33,7 +37,7 @@ class RabbitMQBroker(Broker):
         """Messages in the queue."""
         async with await aio_pika.connect(self.url) as connection:
             channel = await connection.channel()
-            queue = await channel.declare_queue(topic, durable=True, passive=passive)
+            queue = await channel.declare_queue(topic, durable=True, passive=passive, arguments=KIND)
             count = queue.declaration_result.message_count
         if count is None:
             raise OutsparkError(f"RabbitMQ does not say what the queue {topic} holds")
