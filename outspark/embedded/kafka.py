@@ -160,7 +160,8 @@ def _quoted(text: str) -> str:
 
 def _format(folder: Path, config: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    argv = java_command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config))
+    # As one argument: an id may begin with a hyphen.
+    argv = java_command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config))
     done = subprocess.run(
         argv, check=False, cwd=folder, capture_output=True, text=True, timeout=_READY_TIMEOUT
     )
