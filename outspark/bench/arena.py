@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from outspark.bench import backlog
+from outspark.bench.backlog import Between
 from outspark.bench.brokers import Broker, BrokerName, open_broker
 from outspark.bench.plan import Plan
 from outspark.embedded.postgres import Postgres
@@ -51,9 +52,9 @@ class Arena:
         self.server.close()
 
     @contextmanager
-    def database(self, pending: int = 0, finished: int = 0, stuck: bool = False) -> Iterator[str]:
+    def database(self, pending: int = 0, finished: int = 0, between: Between = "nothing") -> Iterator[str]:
         """The URL of a database with an empty outbox and, aside, a backlog to be revealed."""
-        template = self._template(pending, finished, stuck)
+        template = self._template(pending, finished, between)
         self._copies += 1
         name = f"bench_{self._copies}"
         self._admin(COPY, name=name, template=template)
@@ -87,12 +88,12 @@ class Arena:
             )
             return dict(rows.fetchall())
 
-    def _template(self, pending: int, finished: int, stuck: bool) -> str:
-        name = f"loaded_{pending}_{finished}" + "_stuck" * stuck
+    def _template(self, pending: int, finished: int, between: Between) -> str:
+        name = f"loaded_{pending}_{finished}_{between}"
         if name not in self._templates:
             self._admin(CREATE, name=name)
             with psycopg.connect(self.server.url(name), autocommit=True) as conn:
-                backlog.create(conn, self.plan, pending, finished, stuck)
+                backlog.create(conn, self.plan, pending, finished, between)
             self._templates.add(name)
         return name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
@@ -14,6 +14,9 @@ from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox.table import statements
 from outspark.errors import OutsparkError
 from outspark.relay.connection import PLANNER
+
+Between = Literal["nothing", "delivered", "stuck"]
+"""What lies between the pending events, one after each: events that are delivered, or whose destination is down."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -26,7 +29,7 @@ POINTS = 100
 
 LOAD = """
 -- Events in order of time, with keys as chance spreads them; the older ones are delivered already.
--- Where some are to get stuck, every second of the others does, and they have keys of their own
+-- Every second of the others may be delivered too, or be stuck; then it has keys of its own
 INSERT INTO {table} (event_id, event_type, partition_key, payload, status,
                      available_at, created_at, updated_at, delivered_at)
 SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text END,
@@ -35,9 +38,13 @@ SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text E
        CASE state WHEN 'DELIVERED' THEN at END
 FROM generate_series(1, %(finished)s::bigint + %(pending)s) AS n
 CROSS JOIN LATERAL (
-  SELECT %(stuck)s AND n > %(finished)s AND (n - %(finished)s) %% 2 = 0 AS stuck,
-         CASE WHEN n <= %(finished)s THEN 'DELIVERED' ELSE 'PENDING' END AS state,
+  SELECT n > %(finished)s AND (n - %(finished)s) %% 2 = 0 AS second,
          now() - %(age)s + n * interval '1 microsecond' AS at
+) place
+CROSS JOIN LATERAL (
+  SELECT second AND %(between)s = 'stuck' AS stuck,
+         CASE WHEN n <= %(finished)s OR second AND %(between)s = 'delivered' THEN 'DELIVERED'
+              ELSE 'PENDING' END AS state
 ) event"""
 
 VACUUM = "VACUUM (ANALYZE) {table}"
@@ -94,16 +101,13 @@ class Drained:
         return self.curve[tenth - 1] / (self.curve[-1] - self.curve[-1 - tenth])
 
 
-def create(conn: Connection, plan: Plan, pending: int, finished: int, stuck: bool = False) -> None:
-    """The empty outbox that lanes start on, and the loaded one beside it. Indexes come after the rows.
-
-    `stuck`: between the pending events lie as many of STUCK_TYPE.
-    """
+def create(conn: Connection, plan: Plan, pending: int, finished: int, between: Between = "nothing") -> None:
+    """The empty outbox that lanes start on, and the loaded one beside it. Indexes come after the rows."""
     for statement in statements(OUTBOX):
         conn.execute(statement.encode())
     table, *indexes = statements(ASIDE)
     conn.execute(table.encode())
-    conn.execute(_compose(LOAD, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1), stuck))
+    conn.execute(_compose(LOAD, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1), between))
     for index in indexes:
         conn.execute(index.encode())
     conn.execute(_compose(VACUUM, ASIDE))
@@ -150,16 +154,16 @@ def drained(conn: Connection, since: datetime, events: int) -> Drained:
 
 
 def _parameters(
-    plan: Plan, pending: int, finished: int, age: timedelta, stuck: bool = False
+    plan: Plan, pending: int, finished: int, age: timedelta, between: Between = "nothing"
 ) -> dict[str, Any]:
     return {
         "type": EVENT_TYPE,
         "stuck_type": STUCK_TYPE,
-        "stuck": stuck,
+        "between": between,
         "keys": plan.keys,
         "payload": plan.payload,
         "repeats": plan.payload // 16 + 1,
-        "pending": pending * 2 if stuck else pending,
+        "pending": pending if between == "nothing" else pending * 2,
         "finished": finished,
         "age": age,
     }

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from outspark.bench import backlog
 from outspark.bench.arena import Arena
-from outspark.bench.backlog import STUCK_TYPE, Connection, Drained
+from outspark.bench.backlog import STUCK_TYPE, Between, Connection, Drained
 from outspark.bench.brokers import Broker, BrokerName
 from outspark.bench.ceiling import Ceiling
 from outspark.bench.hosts import Hosts
@@ -34,8 +34,8 @@ class Case:
     finished: int = 0
     one_by_one: bool = False
     """On bare lanes: each event is published by itself, and its answer awaited."""
-    outage: bool = False
-    """As many events lie between these that go to another destination, which is down."""
+    between: Between = "nothing"
+    """As many other events lie between these; those that are stuck go to a destination that is down."""
 
     @property
     def to(self) -> str:
@@ -45,7 +45,7 @@ class Case:
 
     def __str__(self) -> str:
         extra = f", {self.finished:,} finished" if self.finished else ""
-        extra += ", as many for one that is down" * self.outage
+        extra += f", as many {self.between}" if self.between != "nothing" else ""
         return f"{self.host} {self.lease} {self.to}, {self.events:,} events{extra}"
 
 
@@ -75,7 +75,7 @@ class Sample:
 def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
     """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
     with ExitStack() as stack:
-        url = stack.enter_context(arena.database(case.events, case.finished, case.outage))
+        url = stack.enter_context(arena.database(case.events, case.finished, case.between))
         broker = None if case.destination == "null" else stack.enter_context(arena.broker(case.destination))
         topic = broker.fresh_topic() if broker is not None else "{type}"
         host = _host(arena, case, url, broker, topic, profile)
@@ -104,7 +104,7 @@ def _host(
         return Ceiling(url, arena.plan, own=case.host == "own")
     destinations: dict[str, Any] = {"bench": broker.settings() if broker is not None else {"type": "null"}}
     routes = [{"match": "*", "destination": "bench", "topic": topic}]
-    if case.outage:
+    if case.between == "stuck":
         destinations["down"] = down()
         routes.insert(0, {"match": STUCK_TYPE, "destination": "down"})
     return Hosts(

@@ -57,8 +57,8 @@ the rounds count.
   broker's own count.
 - **one by one**: bare lanes with the same client, which publish each event by itself and await its answer;
   {single_events:,} events.
-- **outage**: the same events by themselves, and with as many between them, of other keys, whose destination refuses
-  connections; the rate is that of those that can be delivered.
+- **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
+  destination refuses connections. The rate is that of those that can be delivered.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
   {trickle_rate:g} events a second that come at random; both times from the machine's monotonic clock.
 - **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.

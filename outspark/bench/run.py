@@ -97,8 +97,9 @@ def paired(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
 def _note(case: Case, sample: Sample) -> str:
     if case.finished:
         return f"{case.finished:,} finished rows"
-    if case.outage:
-        return f"beside {case.events:,} events for a destination that is down"
+    if case.between != "nothing":
+        other = "for a destination that is down" if case.between == "stuck" else "that are delivered"
+        return f"between {case.events:,} events {other}"
     return sample.cores_used() if case.destination != "null" else ""
 
 

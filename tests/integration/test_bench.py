@@ -43,10 +43,11 @@ def arena() -> Iterator[Arena]:
         Case("bare", "row", EVENTS),
         Case("bare", "slot", EVENTS),
         Case("bare", "slot", EVENTS, finished=1000),
+        Case("bare", "slot", EVENTS, between="delivered"),
         pytest.param(Case("bare", "row", EVENTS, "nats"), marks=pytest.mark.needs("nats")),
         pytest.param(Case("bare", "slot", EVENTS, "redis"), marks=pytest.mark.needs("redis")),
         pytest.param(Case("bare", "row", 1000, "redis", one_by_one=True), marks=pytest.mark.needs("redis")),
-        pytest.param(Case("bare", "row", EVENTS, outage=True), marks=pytest.mark.needs("nats")),
+        pytest.param(Case("bare", "row", EVENTS, between="stuck"), marks=pytest.mark.needs("nats")),
         pytest.param(Case("spark", "slot", EVENTS), marks=pytest.mark.needs("spark")),
     ],
     ids=str,
@@ -78,7 +79,7 @@ def test_an_event_left_behind_fails_the_drain(arena: Arena) -> None:
 
 
 def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena) -> None:
-    with arena.database(EVENTS, stuck=True) as url, backlog.watch(url) as conn:
+    with arena.database(EVENTS, between="stuck") as url, backlog.watch(url) as conn:
         since = backlog.reveal(conn)
         assert not backlog.is_drained(conn)
         deliver = "UPDATE openoutbox_events SET status = 'DELIVERED', delivered_at = clock_timestamp()"
