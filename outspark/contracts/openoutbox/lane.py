@@ -166,7 +166,7 @@ _WAITING = """
 -- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
 SELECT e.event_id::text, e.partition_key, extract(epoch FROM e.available_at - clock_timestamp())::float8
 FROM {table} e
-WHERE e.status = 'PENDING' AND e.available_at > clock_timestamp() AND e.attempts > 0
+WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts > 0
   AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
 """
 
