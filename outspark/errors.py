@@ -5,6 +5,7 @@ OutsparkError
 ├── ExtraMissing           a part needs a package that is not installed
 ├── EventInvalid           an event cannot be enqueued or published as it is
 │   └── HeadersInvalid     headers are not a JSON object
+├── TransactionRequired    a message was to be sent outside a transaction, or where its commit cannot be seen
 ├── TableInvalid           the table does not fulfil its contract
 ├── SlotsTableMissing      `outspark_slots` is not there and may not be created
 ├── DeliveriesTableMissing `outspark_deliveries` is not there, and a route has several destinations
@@ -48,6 +49,10 @@ class HeadersInvalid(EventInvalid):
 
     def __str__(self) -> str:
         return f"headers must be a JSON object of strings, not {self.args[0]}"
+
+
+class TransactionRequired(OutsparkError):
+    """The message says what is missing and which call to use instead."""
 
 
 class TableInvalid(OutsparkError):

@@ -15,6 +15,7 @@ from outspark.errors import HeadersInvalid
 class Event:
     """One claimed row. `id` is the row's, as text; `headers` is whatever JSON it holds.
 
+    A `key` of bytes that are not UTF-8 carries them as surrogate escapes, as file names do in Python.
     Not frozen: a lane builds hundreds of thousands of these, and a frozen dataclass costs three times as much.
     """
 
@@ -25,6 +26,12 @@ class Event:
     headers: Any
     attempts: int
     created_at: datetime
+    order_key: str | None = None
+    """What order is kept by: the key, or what stands in for it where the contract orders events without one."""
+    cluster: str | None = None
+    """The destination that the event itself asks for."""
+    message_id: str | None = None
+    """What consumers know it by, where that is not the id of its row."""
 
 
 @dataclass(slots=True)
@@ -36,6 +43,8 @@ class Message:
     key: str | None
     payload: bytes
     headers: Mapping[str, str]
+    order_key: str | None = None
+    """Messages of the same order key must not overtake each other; None may go in any order."""
 
 
 NO_HEADERS: Mapping[str, str] = {}

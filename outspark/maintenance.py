@@ -90,20 +90,23 @@ class Maintenance:
                 counted = counted.plus(how, self._upkeep.count_finished(self._conn, how, now - age))
         return counted
 
-    def prune(self, retention: Retention, batch: int = BATCH) -> Iterator[Pruned]:
+    def prune(
+        self, retention: Retention, batch: int = BATCH, max_batches: int | None = None
+    ) -> Iterator[Pruned]:
         """Delete finished events past their retention, one transaction a batch, and yield the sum after each.
 
         It waits for nobody and nobody waits for it: rows that are locked are passed over and go another time.
+        `max_batches` bounds those of each kind.
         """
         done = Pruned()
         with self._transaction():
             now = self._upkeep.now(self._conn)
         for how, age in retention.ages:
-            mark, more = None, True
-            while more:
+            mark, more, batches = None, True, 0
+            while more and (max_batches is None or batches < max_batches):
                 with self._transaction():
                     pruned = self._upkeep.prune(self._conn, how, now - age, mark, batch)
-                mark, more = pruned.mark, pruned.deleted == batch
+                mark, more, batches = pruned.mark, pruned.deleted == batch, batches + 1
                 done = done.plus(how, pruned.deleted)
                 yield done
         self._forget_deliveries()

@@ -36,6 +36,11 @@ REAPED_TOTAL: Final = "outspark.events.reaped.total"
 BREAKER_OPEN: Final = "outspark.breaker.open"
 LANE_RESTARTS_TOTAL: Final = "outspark.lane.restarts.total"
 DOORBELL_RINGS_TOTAL: Final = "outspark.doorbell.rings.total"
+JEAP_POST_TOTAL: Final = "outbox_messages_post_total"
+JEAP_TRANSMIT: Final = "outbox_messages_transmit"
+JEAP_READY_COUNT: Final = "outbox_messages_ready_to_be_sent_count"
+JEAP_READY_QUERY: Final = "outbox_messages_ready_to_be_sent_query"
+JEAP_FAILED_COUNT: Final = "outbox_messages_failed_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,27 @@ METRICS: Final[dict[str, Metric]] = {
         _gauge(BREAKER_OPEN, "1 while a destination is taken to be down, else 0.", "destination"),
         _counter(LANE_RESTARTS_TOTAL, "Shifts that failed and were started again."),
         _counter(DOORBELL_RINGS_TOTAL, "Times a sleeping lane was woken by the doorbell.", "source"),
+        _counter(
+            JEAP_POST_TOTAL,
+            "Messages put into a jEAP outbox, for immediate or scheduled delivery, by how the transaction ended: "
+            "committed, rolled_back, unknown.",
+            "delivery_type",
+            "tx_status",
+        ),
+        _histogram(
+            JEAP_TRANSMIT,
+            "Messages of a jEAP outbox that the broker took, immediate or scheduled, and how long that took.",
+            "source",
+            "delivery_type",
+        ),
+        _gauge(JEAP_READY_COUNT, "Messages of a jEAP outbox that are ready to be sent: the lag.", "source"),
+        _histogram(JEAP_READY_QUERY, "The query for messages of a jEAP outbox that are ready.", "source"),
+        _gauge(
+            JEAP_FAILED_COUNT,
+            "Failed messages of a jEAP outbox: resend_enabled or resend_disabled.",
+            "source",
+            "resend_status",
+        ),
     )
 }
 

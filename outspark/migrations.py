@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from outspark.contracts import doorbell
+from outspark.contracts.jeap import table as jeap
 from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox import table as openoutbox
 
@@ -32,6 +33,21 @@ def install_doorbell(op: Operations, table: str = "public.openoutbox_events", la
 
 def remove_doorbell(op: Operations, table: str = "public.openoutbox_events") -> None:
     _run(op, doorbell.removal_statements(TableName.parse(table)))
+
+
+def upgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
+    """Create a jEAP outbox with its sequence and indexes, and `shedlock` if it is not there."""
+    _run(op, jeap.statements(TableName.parse(table)))
+
+
+def downgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
+    """Drop a jEAP outbox with every message in it, sent or not. `shedlock` stays: others may use it."""
+    _run(op, jeap.drop_statements(TableName.parse(table)))
+
+
+def create_ready_index(op: Operations, table: str = "deferred_message") -> None:
+    """Our optional index on a jEAP outbox."""
+    _run(op, [jeap.ready_index(TableName.parse(table))])
 
 
 def _run(op: Operations, statements: Iterable[str]) -> None:

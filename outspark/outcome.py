@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
+
+DeadKind = Literal["topic", "permission", "size", "other"]
+"""What is wrong with a dead event: there is no such topic, we may not use it, it is too large, or something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Dead:
     """It can never pass, or its attempts ran out. Final until it is requeued."""
 
     error: str
+    kind: DeadKind = "other"
 
 
 @dataclass(frozen=True, slots=True)

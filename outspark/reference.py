@@ -29,6 +29,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "log": settings.LogSettings,
     "sources.NAME": settings.SourceSettings,
     "sources.NAME.retry": settings.RetrySettings,
+    "sources.NAME.jeap": settings.JeapSettings,
     "destinations.NAME": settings.DestinationSettings,
     "destinations.NAME.claim_check": settings.ClaimCheckSettings,
     "[routes]": settings.RouteSettings,

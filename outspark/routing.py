@@ -48,18 +48,34 @@ class Router:
         self._source = source
         self._rules = [rule for only, rule in rules if only in (None, source)]
         self._routes: dict[str, Route] = {}
+        self._clusters = frozenset(destinations)
 
     @property
     def fans_out(self) -> bool:
         """May an event go to several destinations?"""
         return any(len(rule.destinations) > 1 for rule in self._rules)
 
-    def route(self, event_type: str, key: str | None) -> Route:
-        """EventInvalid when no route matches, or the topic needs a key that the event has not."""
+    def route(self, event_type: str, key: str | None, cluster: str | None = None) -> Route:
+        """EventInvalid when no route matches, or the topic needs a key that the event has not.
+
+        `cluster` is the destination that the event asks for; one that is not configured is not heeded.
+        """
+        if cluster is not None and cluster in self._clusters:
+            return self._to_cluster(cluster, event_type, key)
         return self._routes.get(event_type) or self._find(event_type, key)
 
+    def _to_cluster(self, cluster: str, event_type: str, key: str | None) -> Route:
+        """Whatever the routes say about destinations; they may still name the topic."""
+        known = self._routes.get(event_type)
+        if known is None and self._match(event_type) is None:
+            return Route((cluster,), event_type)
+        return Route((cluster,), (known or self._find(event_type, key)).topic)
+
+    def _match(self, event_type: str) -> _Rule | None:
+        return next((rule for rule in self._rules if rule.matches(event_type)), None)
+
     def _find(self, event_type: str, key: str | None) -> Route:
-        rule = next((rule for rule in self._rules if rule.matches(event_type)), None)
+        rule = self._match(event_type)
         if rule is None:
             raise EventInvalid(
                 f"no route matches event_type {event_type!r} of source {self._source!r}; add one, such as "

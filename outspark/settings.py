@@ -34,6 +34,7 @@ Duration = Annotated[
 Ordering = Literal["key", "none"]
 Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
+ContractName = Literal["openoutbox", "jeap"]
 DestinationType = Literal["kafka", "nats", "rabbitmq", "redis", "http", "stdout", "null"]
 EnvelopeForm = Literal["raw", "cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"]
 
@@ -55,19 +56,45 @@ class RetrySettings(Model):
     jitter: float = Field(0.15, ge=0, le=1, description="Up to this share is added to each wait.")
 
 
+class JeapSettings(Model):
+    """What only a source of contract jeap has."""
+
+    trace: Literal["w3c", "b3", "both"] = Field(
+        "w3c", description="How the stored trace context goes out: as `traceparent`, as `b3`, or both."
+    )
+    lock_at_most: Duration = Field(
+        timedelta(minutes=2),
+        description="How long the ShedLock row holds without being extended; more than any publish timeout.",
+    )
+    housekeeping: str = Field(
+        "03:00",
+        pattern=r"^(([01]\d|2[0-3]):[0-5]\d|off)$",
+        description="When old messages are deleted each day, in UTC; `off` leaves that to `outspark prune`.",
+    )
+    sent_retention: Duration = Field(timedelta(days=2), description="How long sent messages stay.")
+    unsent_retention: Duration = Field(
+        timedelta(days=30), description="How long messages stay that were not sent, failed or not."
+    )
+    page_size: int = Field(500, ge=1, le=10_000, description="Messages deleted per transaction.")
+    max_pages: int = Field(100_000, ge=1, description="Pages per run and kind, at most.")
+
+
 class SourceSettings(Model):
     """One outbox table in one database."""
 
     url: SecretStr = Field(description="PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.")
-    contract: Literal["openoutbox"] = Field("openoutbox", description="What the table means.")
+    contract: ContractName = Field("openoutbox", description="What the table means.")
     table: str = Field(
-        "openoutbox_events", min_length=1, description="Table name, with schema if not on the search path."
+        "openoutbox_events",
+        min_length=1,
+        description="Table name, with schema if not on the search path; on jeap: `deferred_message`.",
     )
     ordering: Ordering = Field(
         "key", description='"key": in order per key. "none": relays compete for single events.'
     )
     lease: Lease = Field(
-        "row", description='"row": a claim marks the rows. "slot": ownership only, one write per event.'
+        "row",
+        description='"row": a claim marks the rows. "slot": ownership only, one write per event; always so on jeap.',
     )
     slots: int = Field(
         8, ge=1, le=256, description="Shares that the keys are split into; each has one owner."
@@ -84,9 +111,23 @@ class SourceSettings(Model):
     doorbell: bool = Field(False, description="Sleep until the trigger of `outspark init --doorbell` rings.")
     retry: RetrySettings = Field(default_factory=RetrySettings)
     transform: str | None = Field(None, description="Python hook `module:function` called with each event.")
+    jeap: JeapSettings = Field(default_factory=JeapSettings, description="Only with contract jeap.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_contract(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("contract") == "jeap":
+            return {"table": "deferred_message", "lease": "slot", **data}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceSettings:
+        if self.contract == "jeap" and (self.ordering, self.lease) != ("key", "slot"):
+            raise ValueError(
+                'contract = "jeap" needs ordering = "key" and lease = "slot": its table has no leases'
+            )
+        if self.contract != "jeap" and "jeap" in self.model_fields_set:
+            raise ValueError('the table jeap is for contract = "jeap"')
         if self.ordering == "none" and self.lease == "slot":
             raise ValueError('lease = "slot" needs ordering = "key": without slots nothing owns an event')
         if self.ordering == "none" and self.on_dead == "park":
@@ -247,7 +288,17 @@ class Settings(Model):
             raise ValueError(
                 f"routes are needed to choose between the destinations: {_names(self.destinations)}"
             )
+        self._check_locks()
         return self
+
+    def _check_locks(self) -> None:
+        longest = max((one.publish_timeout for one in self.destinations.values()), default=timedelta(0))
+        for name, source in self.sources.items():
+            if source.contract == "jeap" and source.jeap.lock_at_most <= longest + timedelta(seconds=2):
+                raise ValueError(
+                    f"sources.{name}.jeap.lock_at_most = {durations.text(source.jeap.lock_at_most)} must be more than "
+                    f"2s longer than every publish_timeout, and the longest is {durations.text(longest)}"
+                )
 
     def fans_out(self, source: str) -> bool:
         """Do events of this source go to several destinations at once?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,12 +50,21 @@ def list_(
     error: Error = None,
     since: Since = None,
     before: Before = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="ID", help="Only ids after this, in their order: page by page."),
+    ] = None,
+    requeued: Annotated[
+        bool,
+        typer.Option("--requeued", help="Instead, those that wait for their resend. Only on contract jeap."),
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many.")] = 100,
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """List dead events, the latest first.
 
@@ -63,10 +72,12 @@ def list_(
     outspark dead list
     outspark dead list --type 'order.*' --error 'too large' --since 2d
     outspark dead list --json | jq -r '.events[].id'
+    outspark dead list --after 0198f3c2-… --limit 1000
     ```
     """
-    with _opened(config, source, url, table) as opened:
+    with _opened(config, source, url, table, contract) as opened:
         which = _Wishes(None, type, key, error, since, before).filter(opened)
+        which = replace(which, after=after, requeued=requeued)
         total = opened.maintenance.count_dead(which)
         events = opened.maintenance.list_dead(which, limit)
     if json:
@@ -86,6 +97,7 @@ def show(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Show one dead event: why it died, its headers, and on demand its payload.
 
@@ -94,7 +106,7 @@ def show(
     outspark dead show 0198f3c2-… --payload > payload.bin
     ```
     """
-    with _opened(config, source, url, table) as opened:
+    with _opened(config, source, url, table, contract) as opened:
         event = opened.maintenance.show_dead(id)
     if event is None:
         raise NoMatch(f"there is no dead event {id} in {opened.table}")
@@ -123,6 +135,7 @@ def requeue(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Give dead events another life, with all their attempts, at their old place in their key's order.
 
@@ -134,7 +147,7 @@ def requeue(
     """
     wishes = _Wishes(ids, type, key, error, since, before)
     wishes.require_some(all)
-    with _opened(config, source, url, table) as opened:
+    with _opened(config, source, url, table, contract) as opened:
         which = wishes.filter(opened)
         if dry_run:
             _report_dry_run("requeued", opened.maintenance.count_dead(which), limit, json)
@@ -159,6 +172,7 @@ def discard(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Delete dead events for good. Asks first; where nobody can answer, `--yes` is needed.
 
@@ -169,7 +183,7 @@ def discard(
     """
     wishes = _Wishes(ids, type, key, error, since, before)
     wishes.require_some(all)
-    with _opened(config, source, url, table) as opened:
+    with _opened(config, source, url, table, contract) as opened:
         which = wishes.filter(opened)
         count = opened.maintenance.count_dead(which)
         if dry_run:
@@ -212,12 +226,14 @@ class _Wishes:
 
 @contextmanager
 def _opened(
-    config: Path | None, source: str | None, url: str | None, table: str | None
+    config: Path | None, source: str | None, url: str | None, table: str | None, contract: str | None
 ) -> Iterator[OpenSource]:
     from outspark.cli.sources import open_source
     from outspark.loading import pick_source
 
-    name, settings = pick_source(options.load_settings(config, source, url=url, table=table), source)
+    name, settings = pick_source(
+        options.load_settings(config, source, url=url, table=table, contract=contract), source
+    )
     with open_source(name, settings) as opened:
         yield opened
 

@@ -55,12 +55,14 @@ def enqueue(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Put one event into the outbox from flags, or many from JSON lines on stdin, and answer the new ids.
 
     A line is an object with `type` and `payload` (text, or an object that is written as JSON;
     `payload_base64` for bytes), and if you like `key`, `headers`, `id`, `delay`, `available_at`. An id that
-    is there already is left alone and not answered, so the same input can be sent again.
+    is there already is left alone and not answered, so the same input can be sent again. On the contract jeap
+    the type is the topic, there are no headers, and ids are not compared.
 
     ```
     outspark enqueue --type order.created --key 42 --payload '{"order": 42}'
@@ -80,22 +82,22 @@ def enqueue(
         raise typer.BadParameter("give --type and --payload, or JSON lines on stdin")
     else:
         events = _events_from_lines(sys.stdin)
-    name, settings = pick_source(options.load_settings(config, source, url=url, table=table), source)
+    name, settings = pick_source(
+        options.load_settings(config, source, url=url, table=table, contract=contract), source
+    )
     with open_source(name, settings) as opened:
         _write(opened, iter(events), batch, json)
 
 
 def _write(opened: OpenSource, events: Iterator[NewEvent], batch: int, json: bool) -> None:
-    from outspark.outbox import Outbox
-
-    outbox = Outbox(str(opened.table))
+    write = _into_jeap if opened.settings.contract == "jeap" else _into_openoutbox
     ids: list[str] = []
     given = 0
     try:
         with output.progress() as bar:
             task = bar.add_task("enqueueing", total=None)
             while chunk := list(islice(events, batch)):
-                new = [str(id) for id in outbox.enqueue(opened.conn, *chunk)]
+                new = write(opened, chunk)
                 given += len(chunk)
                 ids += new
                 bar.update(task, completed=given)
@@ -110,6 +112,30 @@ def _write(opened: OpenSource, events: Iterator[NewEvent], batch: int, json: boo
         output.note(
             f"{len(ids)} enqueued" + (f", {given - len(ids)} known already" if given > len(ids) else "")
         )
+
+
+def _into_openoutbox(opened: OpenSource, events: list[NewEvent]) -> list[str]:
+    from outspark.outbox import Outbox
+
+    return [str(id) for id in Outbox(str(opened.table)).enqueue(opened.conn, *events)]
+
+
+def _into_jeap(opened: OpenSource, events: list[NewEvent]) -> list[str]:
+    """The type is the topic, and the relay sends them."""
+    from outspark.jeap import JeapOutbox, NewMessage
+    from outspark.new_event import Limits, check
+
+    messages = []
+    for event in events:
+        checked = check(event, Limits())
+        if event.headers or event.delay or event.available_at:
+            raise EventInvalid(
+                f"event {event.id}: a jEAP outbox has no place for headers, delay and available_at"
+            )
+        key = None if checked.key is None else checked.key.encode()
+        messages.append(NewMessage(checked.type, checked.payload, checked.type, key, id=checked.id))
+    with opened.conn.transaction():
+        return [str(id) for id in JeapOutbox(str(opened.table)).send_scheduled(opened.conn, *messages)]
 
 
 def _event_from_flags(

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 def init(
     contract: Annotated[
-        str, typer.Option("--contract", metavar="NAME", help="What the table means: openoutbox.")
-    ] = "openoutbox",
+        str | None,
+        typer.Option(
+            "--contract",
+            metavar="NAME",
+            help="What the table means: openoutbox or jeap; otherwise that of the source, or openoutbox.",
+        ),
+    ] = None,
     table: Annotated[
         str | None, typer.Option("--table", metavar="NAME", help="Table name, with or without schema.")
     ] = None,
@@ -36,6 +41,13 @@ def init(
             "--lanes", min=1, metavar="N", help="Lanes that the doorbell can wake; otherwise relay.lanes."
         ),
     ] = None,
+    ready_index: Annotated[
+        bool,
+        typer.Option(
+            "--ready-index",
+            help="On jeap, add an index of ours, so that looks stay short however many messages were sent.",
+        ),
+    ] = False,
     config: options.Config = None,
     source: options.Source = None,
     url: options.Url = None,
@@ -51,22 +63,29 @@ def init(
     outspark init --table sales.outbox | psql "$DATABASE_URL"
     outspark init --apply --url postgresql://localhost/shop
     outspark init --apply --doorbell --lanes 4
+    outspark init --contract jeap --ready-index | psql "$DATABASE_URL"
     ```
     """
     from outspark.contracts import deliveries
     from outspark.contracts.doorbell import doorbell_ddl
+    from outspark.contracts.jeap import table as jeap
     from outspark.contracts.names import TableName
 
     settings = options.load_settings(config, source, url=url, lanes=lanes)
-    kind = _contract(contract)
     name, target = _target(settings, source, apply)
-    chosen = TableName.parse(table or (target.table if target else str(kind.default_table)))
+    kind = _contract(contract or (target.contract if target else "openoutbox"))
+    if ready_index and kind.name != "jeap":
+        raise typer.BadParameter("--ready-index is for --contract jeap")
+    same = target is not None and target.contract == kind.name
+    chosen = TableName.parse(table or (target.table if target and same else kind.default_table))
     bell = settings.relay.lanes if doorbell else 0
     fan_out = target is not None and settings.fans_out(name)
     if target is not None and apply:
-        _create(name, target, kind, chosen, bell, fan_out)
+        _create(name, target, kind, chosen, bell, fan_out, ready_index)
     else:
         parts = [kind.ddl(chosen)]
+        if ready_index:
+            parts.append(f"{jeap.ready_index(chosen)};\n")
         if fan_out:
             parts.append(f"{deliveries.compose(deliveries.CREATE, chosen)};\n")
         if bell:
@@ -81,7 +100,7 @@ def _contract(name: str) -> Contract:
     try:
         return contracts.get(name)
     except KeyError:
-        raise SettingsError(f"--contract {name!r} is unknown; known are: openoutbox") from None
+        raise SettingsError(f"--contract {name!r} is unknown; known are: openoutbox, jeap") from None
 
 
 def _target(settings: Settings, source: str | None, apply: bool) -> tuple[str, SourceSettings | None]:
@@ -94,15 +113,25 @@ def _target(settings: Settings, source: str | None, apply: bool) -> tuple[str, S
 
 
 def _create(
-    name: str, target: SourceSettings, contract: Contract, table: TableName, bell: int, fan_out: bool
+    name: str,
+    target: SourceSettings,
+    contract: Contract,
+    table: TableName,
+    bell: int,
+    fan_out: bool,
+    ready_index: bool,
 ) -> None:
     from outspark.cli.sources import connect
     from outspark.contracts import deliveries, doorbell
+    from outspark.contracts.jeap import table as jeap
     from outspark.contracts.names import resolve
 
     with connect(name, target) as conn:
         with conn.transaction():
-            for statement in contract.statements(table):
+            for statement in [
+                *contract.statements(table),
+                *([jeap.ready_index(table)] if ready_index else []),
+            ]:
                 conn.execute(statement.encode())
             found = resolve(conn, table)
             if fan_out:

@@ -29,6 +29,12 @@ Url = Annotated[
 Table = Annotated[
     str | None, typer.Option("--table", metavar="NAME", help="Table of the source, over the settings.")
 ]
+Contract = Annotated[
+    str | None,
+    typer.Option(
+        "--contract", metavar="NAME", help="What the table means, over the settings: openoutbox or jeap."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say how many events it would be.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -36,6 +42,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _KEYS = {
     "url": "source.url",
     "table": "source.table",
+    "contract": "source.contract",
     "ordering": "source.ordering",
     "lease": "source.lease",
     "lanes": "relay.lanes",

@@ -19,7 +19,12 @@ def prune(
         typer.Option("--delivered-age", metavar="AGE", help="Delete delivered events older than this."),
     ] = None,
     dead_age: Annotated[
-        str | None, typer.Option("--dead-age", metavar="AGE", help="Delete dead events older than this.")
+        str | None,
+        typer.Option(
+            "--dead-age",
+            metavar="AGE",
+            help="Delete dead events older than this; on jeap, all that are unsent.",
+        ),
     ] = None,
     batch: Annotated[
         int, typer.Option("--batch", min=1, max=10_000, metavar="N", help="Events per transaction.")
@@ -31,6 +36,7 @@ def prune(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Delete delivered and dead events past their age, in small batches that never block writers.
 
@@ -52,7 +58,9 @@ def prune(
         delivered=options.parse_duration(delivered_age) if delivered_age else None,
         dead=options.parse_duration(dead_age) if dead_age else None,
     )
-    name, settings = pick_source(options.load_settings(config, source, url=url, table=table), source)
+    name, settings = pick_source(
+        options.load_settings(config, source, url=url, table=table, contract=contract), source
+    )
     with open_source(name, settings) as opened:
         expected = opened.maintenance.count_prunable(retention)
         if not dry_run:

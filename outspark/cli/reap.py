@@ -21,6 +21,7 @@ def reap(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Give back claims that ran out, because a relay or its machine is gone. A relay does this by itself too.
 
@@ -35,7 +36,9 @@ def reap(
     from outspark.loading import pick_source
 
     age = options.parse_duration(lease_timeout) if lease_timeout else None
-    name, settings = pick_source(options.load_settings(config, source, url=url, table=table), source)
+    name, settings = pick_source(
+        options.load_settings(config, source, url=url, table=table, contract=contract), source
+    )
     returned: list[str] = []
     dead: list[str] = []
     with open_source(name, settings) as opened:

@@ -14,6 +14,7 @@ def relay(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -70,6 +71,7 @@ def relay(
         source,
         url=url,
         table=table,
+        contract=contract,
         to=to,
         lanes=lanes,
         master=master,

@@ -35,6 +35,7 @@ def stats(
     source: options.Source = None,
     url: options.Url = None,
     table: options.Table = None,
+    contract: options.Contract = None,
 ) -> None:
     """Show how much waits in the outbox, how long, and what is dead. All sources, unless one is named.
 
@@ -47,7 +48,7 @@ def stats(
     outspark stats --json | jq '.sources[].dead'
     ```
     """
-    settings = options.load_settings(config, source, url=url, table=table)
+    settings = options.load_settings(config, source, url=url, table=table, contract=contract)
     found = {name: _read(name, one, exact) for name, one in _chosen(settings, source)}
     if json:
         output.print_json({"sources": {name: output.record(one) for name, one in found.items()}})

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def get(name: str) -> Contract:
     """The contract that a source names; settings have validated the name."""
-    from outspark.contracts.openoutbox import CONTRACT
+    from outspark.contracts import jeap, openoutbox
 
-    contracts: dict[str, Contract] = {contract.name: contract for contract in (CONTRACT,)}
+    contracts: dict[str, Contract] = {c.name: c for c in (openoutbox.CONTRACT, jeap.CONTRACT)}
     return contracts[name]

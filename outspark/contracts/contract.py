@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import psycopg
-from psycopg import sql
 
 from outspark.contracts.findings import Finding
 from outspark.contracts.names import TableName
 from outspark.contracts.upkeep import Upkeep
+from outspark.event import Event
+from outspark.outcome import DeadKind
+
+if TYPE_CHECKING:
+    from outspark.settings import SourceSettings
 
 State = Literal["done", "ready", "dead"]
 
@@ -29,14 +33,15 @@ class Settlement:
     counted: bool = False
     wait: timedelta | None = None
     error: str | None = None
+    kind: DeadKind = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatements:
     """The statements of one lane on one source, as text for psycopg with named parameters.
 
-    Every claim answers the columns of `Event`, in its order, and then when its lease began. Ids are text. Settles
-    answer nothing: how many rows they really changed is in the command's tag.
+    Every claim answers rows for `read`, with the time its lease began in the last column, or NULL. Ids are text. Of
+    settles only the number of rows counts: what they really changed, and what may stay as it is.
 
     | statement   | parameters                                                  | answers                     |
     |-------------|-------------------------------------------------------------|-----------------------------|
@@ -44,7 +49,7 @@ class LaneStatements:
     | claim_ids   | ids, token                                                  | events                      |
     | deliver     | ids, token + fence                                          | (rows changed)              |
     | deliver_all | ids, leased_at, token + fence                               | (rows changed)              |
-    | settle      | ids, states, counts, waits (seconds), errors, token + fence | (rows changed)              |
+    | settle      | ids, states, counts, waits (seconds), errors, kinds, token + fence | (rows changed)       |
     | adopt       | slots, max_attempts, error                                  | id, key, dead, oldest first |
     | suspects    | slots, blocked, limit                                       | id, key, oldest first       |
     | count       | ids, max_attempts, error + fence                            | id, dead                    |
@@ -70,6 +75,12 @@ class LaneStatements:
     parked: str
     next_due: str
     pack: Callable[[Sequence[str]], object]
+    read: Callable[[Sequence[tuple[Any, ...]]], list[Event]]
+    """The events of a claim, in the order to publish them."""
+    low_water: bool = True
+    """Does a claim take `low`, the time from which on to look?"""
+    counts_attempts: bool = True
+    """Is a failure that may pass an attempt? Otherwise the event is tried for ever."""
 
 
 class Contract(Protocol):
@@ -95,12 +106,10 @@ class Contract(Protocol):
 
     def upkeep(self, table: TableName) -> Upkeep: ...
 
-    def lane_statements(
-        self,
-        table: sql.Identifier,
-        slots_table: sql.Identifier,
-        *,
-        slots: int,
-        ordering: Literal["key", "none"],
-        lease: Literal["row", "slot"],
-    ) -> LaneStatements: ...
+    def lane_statements(self, table: TableName, settings: SourceSettings) -> LaneStatements:
+        """For a table with its schema, as `resolve` finds it."""
+        ...
+
+    def side_tables(self, table: TableName) -> Mapping[str, str]:
+        """Small tables of ours that a lane needs besides `outspark_slots`: name -> CREATE TABLE IF NOT EXISTS."""
+        ...

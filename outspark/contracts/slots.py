@@ -59,6 +59,16 @@ SELECT count(*) = cardinality(%(slots)s::int[])
 FROM {slots_table} s JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
 WHERE s.source = %(source)s"""
 
+FENCE = """
+fence AS MATERIALIZED (
+  SELECT count(*) = cardinality(%(slots)s::int[]) AS holds FROM (
+    SELECT 1 FROM {slots_table} s
+    JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
+    WHERE s.source = %(source)s FOR SHARE OF s
+  ) held
+)"""
+"""Part of a settle: `(SELECT holds FROM fence)` is true while every slot has the epoch under which we own it."""
+
 OWNED = """\
 -- How many slots one run of a relay owns now, by its instance
 SELECT count(*) FROM {slots_table}

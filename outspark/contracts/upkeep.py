@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 import psycopg
 
+from outspark.errors import SettingsError
+
 Finished = Literal["delivered", "dead"]
 """The two ways an event ends; each has its own retention."""
 
@@ -48,6 +50,10 @@ class DeadFilter:
     """A part of the error, in any case."""
     since: datetime | None = None
     before: datetime | None = None
+    after: str | None = None
+    """Only ids after this one; they come in the order of their ids then, page by page."""
+    requeued: bool = False
+    """Those that were requeued and are still to be sent, where a contract keeps them apart, instead of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +132,16 @@ class Upkeep(Protocol):
     def reap(
         self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int
     ) -> Reaped: ...
+
+
+def like(pattern: str) -> str:
+    r"""`order_*` becomes `order\_%`."""
+    escaped = "".join(f"\\{character}" if character in "\\%_" else character for character in pattern)
+    return escaped.replace("*", "%")
+
+
+def whole_number(text: str) -> int:
+    """An id that is a number in the table."""
+    if not text.isascii() or not text.isdigit():
+        raise SettingsError(f"id = {text!r} is not an event id; allowed: a whole number")
+    return int(text)

@@ -65,4 +65,5 @@ def _wrapped(event: Event, message: Message, fields: dict[str, str | None]) -> M
         message.key,
         embedding.embed(fields, "payload", message.payload),
         content_type.declare(headers, "application/json"),
+        message.order_key,
     )

@@ -87,7 +87,7 @@ class _Claim:
         }
         body = json.dumps({"claim_check": claim}, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {**content_type.declare(message.headers, "application/json"), HEADER: url}
-        return Message(message.id, message.topic, message.key, body, headers)
+        return Message(message.id, message.topic, message.key, body, headers, message.order_key)
 
 
 def _hold_back(
@@ -97,7 +97,7 @@ def _hold_back(
     stopped: set[str] = set()
     kept: list[Message | Retry | Held] = []
     for message, result in zip(messages, checked, strict=True):
-        kept.append(HELD if message.key in stopped else result)
-        if message.key is not None and not isinstance(result, Message):
-            stopped.add(message.key)
+        kept.append(HELD if message.order_key in stopped else result)
+        if message.order_key is not None and not isinstance(result, Message):
+            stopped.add(message.order_key)
     return kept

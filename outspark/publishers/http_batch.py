@@ -21,12 +21,12 @@ class Batch:
         self._next: dict[int, int] = {}
         last: dict[str, int] = {}
         for index, message in enumerate(messages):
-            if message.key is None or message.key not in last:
+            if message.order_key is None or message.order_key not in last:
                 self._ready.append(index)
             else:
-                self._next[last[message.key]] = index
-            if message.key is not None:
-                last[message.key] = index
+                self._next[last[message.order_key]] = index
+            if message.order_key is not None:
+                last[message.order_key] = index
 
     def take(self) -> int | None:
         """None when nothing may be started now; what is in flight may yet free more, for its own worker."""

@@ -37,7 +37,8 @@ class KafkaPublisher:
             client = self._open()
             # Half of the time at most goes to questions about new topics; the rest of them come next time.
             topics = dict.fromkeys(message.topic for message in messages)
-            refusals = client.learn(topics, started + timeout / 2, started + timeout)
+            patience = min(timeout, self._options.max_block or timeout)
+            refusals = client.learn(topics, started + min(timeout / 2, patience), started + patience)
         except DestinationDown as down:
             self.close()
             return [Retry(self._describe(down), counted=False)] * len(messages)

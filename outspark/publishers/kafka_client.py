@@ -12,6 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
+from confluent_kafka.admin import TopicMetadata
 
 from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
@@ -19,6 +20,9 @@ from outspark.outcome import HELD, Outcome
 from outspark.publishers.kafka_wire import BEING_CREATED, Wire, topic_fault, topic_refusal
 
 log = logging.getLogger(__name__)
+
+ANY = -1
+"""The partition that the key leads to."""
 
 # How often we look whether a wait still makes sense.
 _LOOK_INTERVAL = 0.25
@@ -78,7 +82,8 @@ class Client:
         ours = {"delivery.report.only.error": True, "error_cb": self._faults, "logger": _Log()}
         self._producer = Producer({**config, **ours})
         self._patience = patience
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}
+        """Topic -> its partitions."""
         self._missing_since: dict[str, float] = {}
 
     def fault(self) -> DestinationError | None:
@@ -97,7 +102,9 @@ class Client:
         pending = [topic for topic in unknown if topic not in refusals]
         if len(pending) > _MANY_TOPICS:
             answers = self._ask(None, deadline)
-            self._known.update(topic for topic, error in answers.items() if error is None)
+            self._known.update(
+                {name: len(found.partitions) for name, found in answers.items() if not found.error}
+            )
             pending = [topic for topic in pending if topic not in self._known]
         while pending:
             for topic in pending:
@@ -114,10 +121,11 @@ class Client:
 
     def _learn(self, topic: str, refusals: dict[str, Outcome], deadline: float) -> None:
         """A missing topic stays Held while it may still appear; from then on it costs one question each time."""
-        error = self.ask(topic, deadline)
+        found = self._ask(topic, deadline)[topic]
+        error = found.error
         if error is None:
             del refusals[topic]
-            self._known.add(topic)
+            self._known[topic] = len(found.partitions)
             self._missing_since.pop(topic, None)
             return
         since = self._missing_since.setdefault(topic, time.monotonic())
@@ -126,9 +134,13 @@ class Client:
 
     def ask(self, topic: str, deadline: float) -> KafkaError | None:
         """What the brokers say about a topic; None when it is well. DestinationDown when none of them answers."""
-        return self._ask(topic, deadline)[topic]
+        return self._ask(topic, deadline)[topic].error
 
-    def _ask(self, topic: str | None, deadline: float) -> dict[str, KafkaError | None]:
+    def partitions(self, topic: str) -> int:
+        """Of a topic that was learnt."""
+        return max(self._known.get(topic, 1), 1)
+
+    def _ask(self, topic: str | None, deadline: float) -> dict[str, TopicMetadata]:
         """About one topic or about all of them."""
         while True:
             left = deadline - time.monotonic()
@@ -141,16 +153,22 @@ class Client:
                 if left <= _LOOK_INTERVAL:
                     raise DestinationDown(self._faults.last or error.args[0].str()) from None
             else:
-                return {name: found.error for name, found in answer.topics.items()}
+                return dict(answer.topics)
 
     def forget(self, topic: str) -> None:
-        self._known.discard(topic)
+        self._known.pop(topic, None)
 
-    def send(self, message: Message, wire: Wire, report: Callable[[KafkaError | None, Report], None]) -> None:
+    def send(
+        self,
+        message: Message,
+        wire: Wire,
+        partition: int,
+        report: Callable[[KafkaError | None, Report], None],
+    ) -> None:
         """Put it into the producer's queue. `report` is called only if it fails later."""
         # The stub's dict of headers is invariant, so a dict of bytes alone is not one of its kind.
         headers: Any = wire.headers
-        self._producer.produce(message.topic, message.payload, wire.key, -1, report, None, 0, headers)
+        self._producer.produce(message.topic, message.payload, wire.key, partition, report, None, 0, headers)
 
     def flush(self, deadline: float) -> bool:
         """Send what is queued and wait; True when each message was acknowledged or reported as failed."""

@@ -1,7 +1,8 @@
 """One batch on its way to Kafka, in passes that keep the order of every key whatever is refused.
 
-In one pass a key goes to one topic only, and a topic gets no more than fits into one batch of the producer. So
-each partition gets one batch, and the broker takes or refuses that as a whole: nothing overtakes what it refuses.
+In one pass an order key goes to one partition only, and a topic gets no more than fits into one batch of the producer.
+So each partition gets one batch, and the broker takes or refuses that as a whole: nothing overtakes what it refuses.
+What has an order but no key goes to one partition for the whole of a batch, another one for the next.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import randrange
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Report
 
 from outspark.event import Message
 from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry
-from outspark.publishers.kafka_client import Client
+from outspark.publishers.kafka_client import ANY, Client
 from outspark.publishers.kafka_options import KafkaOptions
 from outspark.publishers.kafka_wire import NO_TOPIC, ONE_OF_THEM, TOO_LARGE, UNSENT, Wire, outcome
 
-_BEHIND = ""
-"""Stands for a topic: the key has a message that waits for a later pass, so all after it wait too."""
+_BEHIND = ("", None)
+"""Stands for a topic and a key: the order key has a message that waits for a later pass, so all after it wait too."""
 # A batch has a header of its own, with the name of the topic.
 _BATCH_FRAME = 1024
 
@@ -42,10 +44,11 @@ class Delivery:
         self._limits = limits
         self._describe = describe
         self._outcomes: list[Outcome | None] = [None] * len(messages)
-        self._failed: dict[str, int] = {}  # key -> its first message that failed
+        self._failed: dict[str, int] = {}  # order key -> its first message that failed
         self._reports: dict[int, tuple[KafkaError, int]] = {}  # failed in this pass, with the partition
         self._part: dict[int, int] = {}  # which half of which refused batch a message belongs to
         self._parts = 0
+        self._partitions: dict[str, int] = {}
         self.given_up = False
 
     def run(self, refusals: dict[str, Outcome], timeout: float) -> list[Outcome]:
@@ -74,17 +77,18 @@ class Delivery:
         messages, wires, count = self._messages, self._wires, self._options.max_batch_count
         chosen: list[int] = []
         later: list[int] = []
-        topics: dict[str, str] = {}
+        places: dict[str, tuple[str, str | None]] = {}
         room: dict[str, int] = {}
         parts: dict[str, int] = {}
         for index in waiting[:count]:
             message, wire = messages[index], wires[index]
-            key, topic = message.key, message.topic
-            if key is not None:
+            order_key, topic = message.order_key, message.topic
+            if order_key is not None:
                 if self._failed and self._is_behind_failure(index):
                     continue
-                if topics.setdefault(key, topic) != topic:
-                    topics[key] = _BEHIND
+                place = (topic, message.key)
+                if places.setdefault(order_key, place) != place:
+                    places[order_key] = _BEHIND
                     later.append(index)
                     continue
             if isinstance(wire, Dead):
@@ -96,8 +100,8 @@ class Delivery:
             left = room[topic] if topic in room else self._limit(topic, wire.size)
             if wire.size > left or (self._part and self._is_apart(index, parts)):
                 later.append(index)
-                if key is not None:
-                    topics[key] = _BEHIND
+                if order_key is not None:
+                    places[order_key] = _BEHIND
                 continue
             room[topic] = left - wire.size
             chosen.append(index)
@@ -120,10 +124,13 @@ class Delivery:
         for place, index in enumerate(chosen):
             if self._failed and self._is_behind_failure(index):
                 continue
-            wire = wires[index]
+            message, wire = messages[index], wires[index]
             assert isinstance(wire, Wire)
+            partition = (
+                ANY if message.key is not None or message.order_key is None else self._partition(message)
+            )
             try:
-                send(messages[index], wire, partial(report, index))
+                send(message, wire, partition, partial(report, index))
             except BufferError:
                 if sent:
                     return sent, list(chosen[place:])
@@ -134,6 +141,12 @@ class Delivery:
                 sent.append(index)
         return sent, []
 
+    def _partition(self, message: Message) -> int:
+        """Of messages that have an order and no key: the same for all of a topic, until this batch is through."""
+        if message.topic not in self._partitions:
+            self._partitions[message.topic] = randrange(self._client.partitions(message.topic))
+        return self._partitions[message.topic]
+
     def _report(self, index: int, error: KafkaError | None, report: Report) -> None:
         if error is not None:
             self._reports[index] = error, report.partition() or 0
@@ -142,7 +155,9 @@ class Delivery:
         """The client did not take it."""
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             limit = self._options.max_message
-            self._fail(index, Dead(f"message of {wire.size} bytes is over message.max.bytes = {limit}"))
+            self._fail(
+                index, Dead(f"message of {wire.size} bytes is over message.max.bytes = {limit}", "size")
+            )
         else:
             self._fail(index, self._meaning(index, error))
 
@@ -212,14 +227,14 @@ class Delivery:
 
     def _fail(self, index: int, outcome: Outcome) -> None:
         self._outcomes[index] = outcome
-        key = self._messages[index].key
-        if key is not None:
-            self._failed[key] = min(index, self._failed.get(key, index))
+        order_key = self._messages[index].order_key
+        if order_key is not None:
+            self._failed[order_key] = min(index, self._failed.get(order_key, index))
 
     def _is_behind_failure(self, index: int) -> bool:
-        """Then it is held: nothing of its key goes out after what failed."""
-        key = self._messages[index].key
-        if key is None or index <= self._failed.get(key, index):
+        """Then it is held: nothing of its order key goes out after what failed."""
+        order_key = self._messages[index].order_key
+        if order_key is None or index <= self._failed.get(order_key, index):
             return False
         self._outcomes[index] = HELD
         return True

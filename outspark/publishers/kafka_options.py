@@ -9,6 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from outspark import durations
 from outspark.errors import SettingsError
 from outspark.settings import DestinationSettings
 
@@ -79,6 +80,8 @@ class KafkaOptions:
     max_batch: int
     max_batch_count: int
     topic_patience: float
+    max_block: float | None
+    """Seconds in which the brokers must have answered about topics; without it, the publish timeout."""
 
     def hide_secrets(self, text: str) -> str:
         return _without(text, self.client)
@@ -87,6 +90,7 @@ class KafkaOptions:
 def kafka_options(name: str, settings: DestinationSettings) -> KafkaOptions:
     """SettingsError names what is wrong, never its secret values."""
     given = dict(_flat(name, settings.options))
+    max_block = _max_block(name, given.pop("max_block", None))
     for option, value in given.items():
         _check(name, option, value)
     brokers = _brokers(name, _DEFAULT_URL if settings.url is None else settings.url.get_secret_value())
@@ -100,7 +104,18 @@ def kafka_options(name: str, settings: DestinationSettings) -> KafkaOptions:
         max_batch=min(int(client["batch.size"]), int(client["message.max.bytes"])),
         max_batch_count=int(client["batch.num.messages"]),
         topic_patience=int(client["topic.metadata.propagation.max.ms"]) / 1000,
+        max_block=max_block,
     )
+
+
+def _max_block(name: str, value: str | None) -> float | None:
+    """The one option that is ours: librdkafka has nothing like the Java client's `max.block.ms`."""
+    if value is None:
+        return None
+    try:
+        return durations.parse(value).total_seconds()
+    except ValueError as error:
+        raise SettingsError(f"destinations.{name}.options: max_block: {error}") from None
 
 
 def _flat(name: str, options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from confluent_kafka import KafkaError
 
 from outspark.event import Message
-from outspark.outcome import HELD, Dead, Outcome, Retry
+from outspark.outcome import HELD, Dead, DeadKind, Outcome, Retry
 
 EVENT_ID: Final = "X-Event-ID"
 
@@ -93,9 +93,9 @@ class Encoder:
         payload, key = message.payload, message.key
         size = _RECORD_FRAME + len(payload)
         if self._max_payload is not None and len(payload) > self._max_payload:
-            return Dead(f"payload of {len(payload)} bytes is over the limit of {self._max_payload}")
+            return Dead(f"payload of {len(payload)} bytes is over the limit of {self._max_payload}", "size")
         try:
-            key_bytes = None if key is None else key.encode()
+            key_bytes = None if key is None else key.encode(errors="surrogateescape")
             headers = self._headers(message) if message.headers else {EVENT_ID: message.id.encode()}
             for name, value in headers.items():
                 size += len(value) + (self._name_sizes.get(name) or self._learn_name(name))
@@ -124,14 +124,15 @@ def topic_fault(topic: str) -> Dead | None:
     if _TOPIC.fullmatch(topic) and topic not in (".", ".."):
         return None
     return Dead(
-        f"{topic!r} is not a Kafka topic: 1 to 249 letters, digits, dots, underscores and hyphens, not . or .."
+        f"{topic!r} is not a Kafka topic: 1 to 249 letters, digits, dots, underscores and hyphens, not . or ..",
+        "topic",
     )
 
 
 def topic_refusal(topic: str, error: KafkaError) -> Outcome:
     """Why nothing can be sent to this topic, from what the brokers say about it."""
     if error.code() in NO_TOPIC:
-        return Dead(f"topic {topic!r} does not exist; create it, then requeue the event")
+        return Dead(f"topic {topic!r} does not exist; create it, then requeue the event", "topic")
     return outcome(error, topic)
 
 
@@ -139,11 +140,17 @@ def outcome(error: KafkaError, topic: str) -> Outcome:
     """What the refusal of one message means."""
     code = error.code()
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return Dead(f"not authorised to use topic {topic!r}")
+        return Dead(f"not authorised to use topic {topic!r}", "permission")
     if code in NO_TOPIC:
         # It was there a moment ago, so this is not the last word: the next time, the brokers are asked about it.
         return HELD
     text = f"Kafka: {error.str()} ({error.name()})"
     if code in _EVENT_AT_FAULT:
-        return Dead(text)
+        return Dead(text, _kind(code))
     return Retry(text, counted=code not in _DESTINATION_AT_FAULT and not error.fatal())
+
+
+def _kind(code: int) -> DeadKind:
+    if code in TOO_LARGE:
+        return "size"
+    return "topic" if code == KafkaError.TOPIC_EXCEPTION else "other"

@@ -16,8 +16,8 @@ class Publisher(Protocol):
     """
 
     keeps_order: bool
-    """True when a failed message also fails every later message of its key in the same batch, so that a lane may hand
-    over whole batches. Where it is False, a lane publishes in waves with at most one message per key."""
+    """True when a failed message also fails every later message of its order key in the same batch, so that a lane may
+    hand over whole batches. Where it is False, a lane publishes in waves with at most one message per order key."""
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         """Send the messages in order and wait for what became of each, at most `timeout` seconds.

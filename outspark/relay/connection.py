@@ -29,6 +29,9 @@ PLANNER = {
 # The server's own default waits two hours before it looks for a silent peer, and holds its locks that long.
 SERVER_KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 
+# ShedLock's times have no zone and are UTC's; where a table keeps them with one, the session's must be that.
+ZONE = {"TimeZone": "UTC"}
+
 CONFIGURE = """\
 -- Settings of a lane's session
 SELECT set_config(name, value, false) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s(name, value)"""
@@ -50,7 +53,7 @@ def connect(url: str, name: str) -> Connection:
     try:
         _refuse_pooler(conn)
         ids.register(conn)
-        settings = {**PLANNER, **SERVER_KEEPALIVES}
+        settings = {**PLANNER, **SERVER_KEEPALIVES, **ZONE}
         conn.execute(CONFIGURE, {"names": list(settings), "values": list(settings.values())})
     except BaseException:
         conn.close()

@@ -14,8 +14,9 @@ from outspark import contracts
 from outspark.contracts import doorbell
 from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.contracts.findings import refuse_errors
+from outspark.contracts.jeap.table import shedlock
 from outspark.contracts.names import TableName, bell_channel, lock_class, resolve
-from outspark.contracts.slots import slots_table
+from outspark.contracts.shedlock import RELAY
 from outspark.envelopes import Envelope, make_envelope
 from outspark.errors import OutsparkError
 from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
@@ -29,12 +30,13 @@ from outspark.relay.loop import SourceLoop
 from outspark.relay.lowwater import LowWater
 from outspark.relay.owner import Owner
 from outspark.relay.settling import Settler
+from outspark.relay.shedlock import ShedLock, holder
 from outspark.relay.slots import Slots
 from outspark.relay.source import Source
 from outspark.relay.spec import LaneSpec, Share
 from outspark.relay.tenure import Tenure
 from outspark.routing import Router, load_transform
-from outspark.settings import DestinationSettings
+from outspark.settings import DestinationSettings, SourceSettings
 from outspark.telemetry import Tracing
 
 log = logging.getLogger(__name__)
@@ -191,13 +193,7 @@ class Desk:
         table = resolve(conn, TableName.parse(settings.table))
         findings = contract.check_table(conn, table)
         refuse_errors(table, findings)
-        statements = contract.lane_statements(
-            table.identifier,
-            slots_table(table).identifier,
-            slots=settings.slots,
-            ordering=settings.ordering,
-            lease=settings.lease,
-        )
+        statements = contract.lane_statements(table, settings)
         if any(finding.lacks_index for finding in findings):
             # A batch is found by its ids then: the primary key is always there.
             statements = replace(statements, deliver_all=statements.deliver)
@@ -222,6 +218,7 @@ class Desk:
             dispatcher=dispatcher,
             settler=Settler(source, tenure, deliveries),
             deliveries=deliveries,
+            lock=self._lock(conn, table, settings),
             waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
             low=LowWater(source),
             token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
@@ -235,11 +232,17 @@ class Desk:
         relay = self.spec.relay
         owner = Owner.here(relay.id, self.spec.instance, self.spec.lane)
         slots = Slots(source.conn, table, wanted, source.settings.slots, owner)
-        slots.prepare()
+        slots.prepare(contracts.get(source.settings.contract).side_tables(table))
         longest = max((destination.timeout for destination in self.destinations.values()), default=0.0)
         hold = relay.hold.total_seconds()
         grace = relay.grace.total_seconds() if relay.grace is not None else hold + longest + 1.0
         return Tenure(source, slots, hold, grace)
+
+    def _lock(self, conn: Connection, table: TableName, settings: SourceSettings) -> ShedLock | None:
+        if settings.contract != "jeap":
+            return None
+        holds = holder(self.spec.relay.id, self.spec.instance)
+        return ShedLock(conn, shedlock(table), RELAY, holds, settings.jeap.lock_at_most)
 
     def _waking(
         self, conn: Connection, table: TableName, wanted: bool, interval: float

@@ -60,12 +60,13 @@ class Dispatcher:
         self,
         events: Sequence[Event],
         budget: float,
-        before_wave: Callable[[], None],
+        before_publish: Callable[[], None],
         been: Mapping[str, Collection[str]] = NOWHERE,
     ) -> Dispatched:
         """Events are in order; `budget` is in seconds; `been` says which destinations have which events already.
 
-        `before_wave` is called before anything is sent, and may raise to stop: then nothing more goes out.
+        `before_publish` is called each time before a destination gets anything, since each may take all its time, and
+        may raise to stop: then nothing more goes out.
         """
         parcels = [self._parcel(event, been) for event in events]
         deadline = time.monotonic() + budget
@@ -78,8 +79,7 @@ class Dispatcher:
                 break
             wave, waiting = _next_wave(waiting, failed)
             if wave:
-                before_wave()
-                self._publish(wave, deadline, failed)
+                self._publish(wave, deadline, failed, before_publish)
         return Dispatched(
             [parcel.outcome or HELD for parcel in parcels],
             [parcel.destination for parcel in parcels],
@@ -90,14 +90,14 @@ class Dispatcher:
         return bool(self.destinations) and all(destination.open for destination in self.destinations.values())
 
     def _parcel(self, event: Event, been: Mapping[str, Collection[str]]) -> Parcel:
-        key = event.key if self.ordered else None
+        key = event.order_key if self.ordered else None
         try:
             sent = self.transform(event) if self.transform else event
             if sent is None:
                 return Parcel(key, outcome=Skipped())
-            route = self.router.route(sent.type, sent.key)
+            route = self.router.route(sent.type, sent.key, sent.cluster)
             headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
-            message = Message(event.id, route.topic, sent.key, sent.payload, headers)
+            message = Message(sent.message_id or event.id, route.topic, sent.key, sent.payload, headers, key)
             if len(route.destinations) == 1:
                 [name] = route.destinations
                 return Parcel(key, self.destinations[name], self._wrap(name, sent, message))
@@ -116,7 +116,13 @@ class Dispatcher:
         envelope = self.envelopes.get(name)
         return message if envelope is None else envelope(event, message)
 
-    def _publish(self, wave: Sequence[Parcel], deadline: float, failed: set[str]) -> None:
+    def _publish(
+        self,
+        wave: Sequence[Parcel],
+        deadline: float,
+        failed: set[str],
+        before_publish: Callable[[], None],
+    ) -> None:
         groups: dict[str, list[Parcel]] = {}
         for parcel in wave:
             for part in parcel.copies or (parcel,):
@@ -124,6 +130,7 @@ class Dispatcher:
                     groups.setdefault(part.destination.name, []).append(part)
         for name, parcels in groups.items():
             messages = [parcel.message for parcel in parcels if parcel.message is not None]
+            before_publish()
             started = time.monotonic()
             with self.tracing.publish(name, messages):
                 outcomes = self.destinations[name].publish(messages, max(deadline - started, 0.001))
@@ -178,11 +185,9 @@ def _next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel
 
 
 def _keeper(parcel: Parcel) -> Destination | None:
-    """The destination, if it keeps the order of this parcel's key: not of a key that a transform has changed."""
-    destination, message = parcel.destination, parcel.message
-    if destination is None or message is None or message.key != parcel.key:
-        return None
-    return destination if destination.publisher.keeps_order else None
+    """The destination, if it keeps order by itself."""
+    destination = parcel.destination
+    return destination if destination is not None and destination.publisher.keeps_order else None
 
 
 def _combine(parcel: Parcel) -> None:

@@ -7,17 +7,21 @@ import time
 from dataclasses import dataclass
 
 from outspark import metrics
+from outspark.errors import OwnershipLost
+from outspark.outcome import DELIVERED
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import NOWHERE, Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.settling import Settler
+from outspark.relay.shedlock import ShedLock
 from outspark.relay.source import NOTHING, Batch, Source
 from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL = 1.0
+LOCK_MARGIN = 1.0
 LONGEST_REAP_INTERVAL = 30.0
 
 
@@ -34,6 +38,8 @@ class SourceLoop:
     token_prefix: str
     deliveries: Deliveries | None = None
     """Where events go to several destinations."""
+    lock: ShedLock | None = None
+    """Where relays of other makes take turns with ours."""
     _claims: int = 0
     _saw_the_end: bool = False
     """Did the last look come to the end of what is ready?"""
@@ -74,14 +80,37 @@ class SourceLoop:
         # The leases must outlive the publishing by far.
         budget = self.source.settings.lease_timeout.total_seconds() / 2
         been = self.deliveries.look_up([event.id for event in batch.events]) if self.deliveries else NOWHERE
+        started = time.monotonic()
         dispatched = self.dispatcher.dispatch(batch.events, budget, self._prove, been)
+        if self.source.settings.contract == "jeap":
+            took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
+            labels = {"source": self.source.name, "delivery_type": "scheduled"}
+            self.source.tally.observe_many(metrics.JEAP_TRANSMIT, took, **labels)
         self.settler.settle(batch, dispatched, been)
         if self.tenure is not None and self.tenure.suspects:
             self.tenure.clear_blocked()
 
     def _prove(self) -> None:
+        if self.lock is not None and not self.lock.hold(self._longest_publish()):
+            raise self._lost_lock()
         if self.tenure is not None:
             self.tenure.prove()
+
+    def _longest_publish(self) -> float:
+        destinations = self.dispatcher.destinations.values()
+        return max((destination.timeout for destination in destinations), default=0.0) + LOCK_MARGIN
+
+    def _may_work(self) -> bool:
+        """Whoever does not hold the lock takes no slots either, so that its holder can have them all."""
+        if self.lock is None or self.lock.hold(self._longest_publish()):
+            return True
+        if self.tenure is not None and self.tenure.slots.epochs:
+            raise self._lost_lock()
+        return False
+
+    def _lost_lock(self) -> OwnershipLost:
+        assert self.lock is not None
+        return OwnershipLost(f"the lock {self.lock.name} of {self.source.name} is another relay's now")
 
     def _next(self, token: str) -> Batch:
         self._saw_the_end = False
@@ -140,6 +169,8 @@ class SourceLoop:
         if now < self._next_upkeep and (grace_ends is None or now < grace_ends):
             return
         self._next_upkeep = now + UPKEEP_INTERVAL
+        if not self._may_work():
+            return
         if self.tenure is not None:
             self.tenure.take()
         if now >= self._next_reap:

@@ -49,6 +49,8 @@ class LowWater:
 
     def begin(self) -> datetime:
         """From where to look now."""
+        if not self.source.statements.low_water:
+            return BEGINNING
         if self._freed != self.source.keys.freed:
             self._mark = None
         now = time.monotonic()
@@ -62,6 +64,8 @@ class LowWater:
         return BEGINNING
 
     def looked(self, events: Sequence[Event], limit: int) -> None:
+        if not self.source.statements.low_water:
+            return
         self._draining = len(events) == limit
         if not self._draining:
             self._mark, self._asked, self._calm_since = None, None, None

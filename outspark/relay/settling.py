@@ -13,7 +13,7 @@ from typing import Any, assert_never
 from outspark import backoff, metrics
 from outspark.contracts.contract import Settlement
 from outspark.event import Event
-from outspark.outcome import DELIVERED, Dead, Delivered, Held, Outcome, Retry, Skipped
+from outspark.outcome import DELIVERED, Dead, DeadKind, Delivered, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import NOWHERE, Dispatched
@@ -59,7 +59,7 @@ class Settler:
             changed = self._write(batch, ids, rest)
         self._count(delivered, outcomes, lost=len(batch.events) - changed)
         for event in delivered if self.source.keys.heads else ():
-            self.source.keys.free(event.key, event.id)
+            self.source.keys.free(event.order_key, event.id)
 
     def _write(self, batch: Batch, delivered: list[str], rest: Sequence[Settlement]) -> int:
         statements = self.source.statements
@@ -85,6 +85,7 @@ class Settler:
             "counts": [int(one.counted) for one in rest],
             "waits": [None if one.wait is None else one.wait.total_seconds() for one in rest],
             "errors": [one.error for one in rest],
+            "kinds": [one.kind for one in rest],
             "token": token,
             **self._fence(),
         }
@@ -98,10 +99,10 @@ class Settler:
             case Held():
                 return Settlement(event.id, "ready")
             case Skipped(reason):
-                self.source.keys.free(event.key, event.id)
+                self.source.keys.free(event.order_key, event.id)
                 return Settlement(event.id, "done", error=f"skipped: {reason}")
-            case Dead(error):
-                return self._dead(event, error)
+            case Dead(error, kind):
+                return self._dead(event, error, kind)
             case Retry(error, counted=False):
                 if destination is not None:
                     self.source.keys.wait_for_destination(destination.name, self._key(event), event.type)
@@ -116,7 +117,7 @@ class Settler:
     def _retry(self, event: Event, outcome: Retry) -> Settlement:
         policy = self.source.settings.retry
         failures = event.attempts + 1
-        if failures >= policy.max_attempts:
+        if failures >= policy.max_attempts and self.source.statements.counts_attempts:
             return self._dead(event, f"gave up after {failures} attempts: {outcome.error}")
         wait = outcome.after or backoff.delay(
             failures, base=policy.base_delay, cap=policy.max_delay, jitter=policy.jitter
@@ -126,16 +127,16 @@ class Settler:
             self.source.keys.wait_for_retry(key, event.id, time.monotonic() + wait.total_seconds())
         return Settlement(event.id, "ready", counted=True, wait=wait, error=outcome.error[:MAX_ERROR])
 
-    def _dead(self, event: Event, error: str) -> Settlement:
+    def _dead(self, event: Event, error: str, kind: DeadKind = "other") -> Settlement:
         log.error("event is dead", extra={"source": self.source.name, "event": event.id, "error": error})
-        self.source.keys.free(event.key, event.id)
+        self.source.keys.free(event.order_key, event.id)
         key = self._key(event)
         if key is not None and self.source.settings.on_dead == "park":
             self.source.keys.parked.add(key)
-        return Settlement(event.id, "dead", counted=True, error=error[:MAX_ERROR])
+        return Settlement(event.id, "dead", counted=True, error=error[:MAX_ERROR], kind=kind)
 
     def _key(self, event: Event) -> str | None:
-        return None if self.tenure is None else event.key
+        return None if self.tenure is None else event.order_key
 
     def _count(self, delivered: Sequence[Event], outcomes: Sequence[Outcome], lost: int) -> None:
         name, tally = self.source.name, self.source.tally

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import psycopg
@@ -42,9 +43,14 @@ class Slots:
     def source(self) -> str:
         return str(self.table)
 
-    def prepare(self) -> None:
-        """Make sure of the table, and that nobody splits the keys of this outbox into another number of slots."""
-        _ensure_table(self.conn, self.table)
+    def prepare(self, side_tables: Mapping[str, str] | None = None) -> None:
+        """Make sure of our tables, and that nobody splits the keys of this outbox into another number of slots.
+
+        `side_tables` are those that the contract needs besides: name -> statement that creates it.
+        """
+        own = {str(statements.slots_table(self.table)): statements.compose(statements.CREATE, self.table)}
+        for name, create in {**own, **(side_tables or {})}.items():
+            _ensure_table(self.conn, TableName.parse(name), create)
         row = self.conn.execute(
             statements.LAYOUT, {"class": lock_class("layout", self.table), "count": self.count}
         ).fetchone()
@@ -106,15 +112,13 @@ def _ended(owner: str | None) -> bool:
     return parsed is not None and parsed.has_ended()
 
 
-def _ensure_table(conn: Connection, outbox: TableName) -> None:
-    name = statements.slots_table(outbox).identifier.as_string(conn)
-    row = conn.execute(statements.EXISTS, {"name": name}).fetchone()
+def _ensure_table(conn: Connection, table: TableName, create: str) -> None:
+    row = conn.execute(statements.EXISTS, {"name": table.identifier.as_string(conn)}).fetchone()
     if row is not None and row[0]:
         return
-    create = statements.compose(statements.CREATE, outbox)
     try:
-        conn.execute(create)
+        conn.execute(create.encode())
     except psycopg.errors.UniqueViolation:
-        log.debug("outspark_slots was created by another lane at the same moment")
+        log.debug("%s was created by another lane at the same moment", table)
     except psycopg.errors.InsufficientPrivilege as error:
         raise SlotsTableMissing(create) from error

@@ -19,7 +19,7 @@ from outspark.settings import SourceSettings
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one claim brought, in its order: RETURNING promises none."""
+    """What one claim brought, in its order."""
 
     events: list[Event]
     token: str
@@ -58,15 +58,12 @@ class Source:
         return changed
 
     def claim(self, statement: str, token: str, parameters: dict[str, Any]) -> Batch:
+        started = time.monotonic()
         rows = self.execute("claim", statement, {"token": token, **parameters})
-        events = [Event(*row[:-1]) for row in rows]
-        events.sort(key=_order)
-        return Batch(events, token, rows[0][-1] if rows else None)
+        if self.settings.contract == "jeap":
+            self.tally.observe(metrics.JEAP_READY_QUERY, time.monotonic() - started, source=self.name)
+        return Batch(self.statements.read(rows), token, rows[0][-1] if rows else None)
 
     def count(self, status: str, events: int) -> None:
         if events:
             self.tally.add(metrics.EVENTS_TOTAL, events, source=self.name, status=status)
-
-
-def _order(event: Event) -> tuple[datetime, str]:
-    return event.created_at, event.id

@@ -12,6 +12,8 @@ from typing import Any
 from outspark import metrics, telemetry
 from outspark.errors import ExtraMissing
 from outspark.metrics import Tally
+from outspark.relay.housekeeping import Housekeeper
+from outspark.relay.shedlock import holder
 from outspark.relay.spec import share_out
 from outspark.settings import Settings
 from outspark.spark.monitor import Monitor, as_json
@@ -76,6 +78,11 @@ class RelayApp:
             self._shifts.append(shifts)
             self._threads.append(thread)
             thread.start()
+        housekeeper = Housekeeper.of(self.settings.sources, holder(self.settings.relay.id, self.instance))
+        if housekeeper is not None:
+            threading.Thread(
+                target=housekeeper.run, args=(self.stopping,), name="outspark-housekeeping", daemon=True
+            ).start()
         log.info(
             "relay is running",
             extra={"relay": self.settings.relay.id, "lanes": lanes, "sources": list(self.settings.sources)},
@@ -97,6 +104,9 @@ class RelayApp:
             if self.spark is not None and not self.lost:
                 self.spark.interruptTag(self._tag)
             _join(self._threads, CANCEL_WAIT)
+        if not any(thread.is_alive() for thread in self._threads):
+            # While a lane may still be publishing, the lock has to run out by itself.
+            self.monitor.release_locks()
         if self._export is not None:
             self._export.stop()
         self.monitor.close()

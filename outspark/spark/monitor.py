@@ -13,7 +13,10 @@ import psycopg
 from outspark import contracts, metrics
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.findings import refuse_errors
+from outspark.contracts.jeap.table import shedlock
+from outspark.contracts.jeap.upkeep import JeapUpkeep
 from outspark.contracts.names import TableName, resolve
+from outspark.contracts.shedlock import RELAY
 from outspark.contracts.upkeep import Stats
 from outspark.errors import OutsparkError
 from outspark.metrics import Tally
@@ -21,6 +24,7 @@ from outspark.publishers import Publisher, open_publisher
 from outspark.redaction import redact
 from outspark.relay import control
 from outspark.relay.connection import Connection, connect
+from outspark.relay.shedlock import ShedLock, holder
 from outspark.settings import Settings, SourceSettings
 
 log = logging.getLogger(__name__)
@@ -93,6 +97,8 @@ class Monitor:
         for name, source in self.settings.sources.items():
             if source.ordering == "key":
                 tally.set(metrics.SLOTS_OWNED, self._owned(source), source=name)
+            if source.contract == "jeap":
+                self._gauge_jeap(name, source, tally)
 
     def drained(self) -> bool:
         """Nothing is in flight, and what is pending is only scheduled for later."""
@@ -115,6 +121,24 @@ class Monitor:
                 log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": _line(error)})
                 self._unheard.add(name)
         return heard
+
+    def release_locks(self) -> None:
+        """Let relays of other makes have their turn. Only when all our lanes have ended."""
+        for name, source in self.settings.sources.items():
+            if source.contract != "jeap":
+                continue
+            try:
+                with self._lock:
+                    conn = self._connection(source)
+                    table = shedlock(resolve(conn, TableName.parse(source.table)))
+                    held = holder(self.settings.relay.id, self.instance)
+                    ShedLock(conn, table, RELAY, held, source.jeap.lock_at_most).release()
+            except (psycopg.Error, OutsparkError) as error:
+                self._forget(source)
+                log.warning(
+                    "the lock could not be released; it runs out by itself",
+                    extra={"source": name, "error": _line(error)},
+                )
 
     def close(self) -> None:
         with self._lock:
@@ -149,6 +173,20 @@ class Monitor:
                 "is mixed up, but give each its own relay.id to tell them apart",
                 extra={"relay": self.settings.relay.id, "source": name},
             )
+
+    def _gauge_jeap(self, name: str, source: SourceSettings, tally: Tally) -> None:
+        """What jEAP's own relay would say, under its names."""
+        try:
+            with self._lock:
+                conn = self._connection(source)
+                upkeep = JeapUpkeep(resolve(conn, TableName.parse(source.table)))
+                stats, (resend, rest) = upkeep.stats(conn, exact=False), upkeep.failed(conn)
+        except (psycopg.Error, OutsparkError):
+            self._forget(source)
+            return
+        tally.set(metrics.JEAP_READY_COUNT, stats.pending - stats.scheduled, source=name)
+        tally.set(metrics.JEAP_FAILED_COUNT, resend, source=name, resend_status="resend_enabled")
+        tally.set(metrics.JEAP_FAILED_COUNT, rest, source=name, resend_status="resend_disabled")
 
     def _owned(self, source: SourceSettings) -> int:
         try:

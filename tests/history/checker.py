@@ -10,7 +10,8 @@ The promises, each a function below:
   killed and had not claimed again since, so that the settle may be missing; or when a real broker took it and never
   said so, because it was stopped. Hence at most one batch a kill, and one batch of each process a stop of the
   broker, is repeated, and nothing that was settled.
-- Attempts: each counted failure is one, each death of a lane while the event was in flight at most one more.
+- Attempts: each counted failure is one, where failures count at all; each death of a lane while the event was in
+  flight is at most one more.
 - Blame: a real broker that is stopped costs no event an attempt, and none its life.
 - Leases: under `ordering = "none"`, what one process claimed no other claims before it was published or its
   holder was killed.
@@ -143,7 +144,8 @@ def attempts(evidence: Evidence) -> Iterator[str]:
         row = history.rows.get(id)
         if row is None:
             continue
-        failures = [entry for _, entry in evidence.published[id] if entry.deed in ("failed", "dead")]
+        counted = ("failed", "dead") if history.rules.counts_failures else ()
+        failures = [entry for _, entry in evidence.published[id] if entry.deed in counted]
         forgotten = sum(evidence.unsettled(entry) for entry in failures)
         if history.rules.lease == "slot":
             in_flight = len(history.killed)

@@ -43,7 +43,9 @@ def run_foreign(url: str, name: str, conduct: Conduct, limit: int, stop: Path) -
 def _publish(publisher: JournalPublisher, event: Event | None) -> dict[str, Any]:
     if event is None:
         return {"status": "DELIVERED", "counted": 0}
-    message = Message(str(event.id), event.type, event.key, event.payload, wire_headers(event.headers))
+    message = Message(
+        str(event.id), event.type, event.key, event.payload, wire_headers(event.headers), event.key
+    )
     (outcome,) = publisher.publish([message], timeout=1.0)
     if outcome is DELIVERED:
         return {"status": "DELIVERED", "counted": 0}

@@ -15,13 +15,18 @@ from tests.history.publisher import Behaviour
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An event as its transaction committed it; `due` only when it was scheduled for later."""
+    """An event as its transaction committed it; `due` only when it was scheduled for later.
+
+    `key` is what order is kept by, or None where it has no order.
+    """
 
     id: UUID
     key: str | None
     created_at: datetime
     behaviour: Behaviour
     due: datetime | None = None
+    number: int = 0
+    """Its place, where the contract counts by ids that rise."""
 
     def earlier(self, by: timedelta) -> Written:
         """The same event, as if it had been written that much earlier."""
@@ -29,9 +34,9 @@ class Written:
         return replace(self, created_at=self.created_at - by, due=due)
 
     @property
-    def place(self) -> tuple[datetime, UUID]:
+    def place(self) -> tuple[int, datetime, UUID]:
         """Its place in the order of its key."""
-        return self.created_at, self.id
+        return self.number, self.created_at, self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Rules:
     ordering: Literal["key", "none"] = "key"
     lease: Literal["row", "slot"] = "row"
     on_dead: Literal["continue", "park"] = "continue"
+    counts_failures: bool = True
+    """Is a failure an attempt? Else only the death of a lane is."""
 
 
 @dataclass(frozen=True, slots=True)

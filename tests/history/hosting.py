@@ -12,13 +12,16 @@ from typing import Any, Protocol
 
 import psycopg
 
+from outspark.contracts.names import TableName
+from outspark.contracts.shedlock import RELAY
 from outspark.relay import control
 from outspark.relay.breaker import Destination
 from outspark.relay.lane import Lane
+from outspark.relay.shedlock import ShedLock, holder
 from outspark.relay.spec import LaneSpec, share_out
 from outspark.settings import Settings
 from tests.history import variants
-from tests.history.passing import PassingPublisher
+from tests.history.passing import open_journal_publisher
 from tests.history.publisher import PUBLISH_TIMEOUT, Conduct, JournalPublisher
 from tests.waiting import wait_for
 
@@ -42,15 +45,9 @@ def run_lane(spec: LaneSpec, process: str, conduct: Conduct, variant: str | None
     global _publisher
     if variant is not None:
         variants.ALL[variant]()
-    _publisher = _open_publisher(process, conduct)
+    _publisher = open_journal_publisher(process, conduct)
     Lane(spec, {"journal": Destination("journal", _publisher, PUBLISH_TIMEOUT)}).run()
     _publisher.close()
-
-
-def _open_publisher(process: str, conduct: Conduct) -> JournalPublisher:
-    if conduct.address is None:
-        return JournalPublisher(process, conduct)
-    return PassingPublisher(process, conduct, conduct.address)
 
 
 def settings_for(url: str, relay: Mapping[str, Any], source: Mapping[str, Any]) -> Settings:
@@ -147,7 +144,14 @@ class Relay:
                 return not any(self._living(lane) for lane in self._lanes)
 
             wait_for(ended, timeout=30, what=f"the end of {self.instance}")
+            self._release_lock(conn)
         self._lanes.clear()
+
+    def _release_lock(self, conn: psycopg.Connection[Any]) -> None:
+        source = self.settings.sources["outbox"]
+        if source.contract == "jeap":
+            held = holder(self.settings.relay.id, self.instance)
+            ShedLock(conn, TableName("shedlock"), RELAY, held, source.jeap.lock_at_most).release()
 
     def abandon(self) -> None:
         """At the end of a test, whatever happened in it."""

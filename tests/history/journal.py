@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -53,11 +54,27 @@ class Journal:
     def size(self) -> int:
         return os.fstat(self._file).st_size
 
-    def read(self, start: int = 0) -> list[Entry]:
-        """From the beginning, or from an earlier `size` on."""
-        text = os.pread(self._file, self.size - start, start)
+    def read(self, start: int = 0, end: int | None = None) -> list[Entry]:
+        """From the beginning, or from an earlier `size` on; up to another one, or to the end."""
+        text = os.pread(self._file, (self.size if end is None else end) - start, start)
         lines = [json.loads(line) for line in text.splitlines()]
         return [Entry(**{**line, "event": UUID(line["event"])}) for line in lines]
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class Tries:
+    """How often an event has not passed so far, by the journal; it reads only what is new."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._read = 0
+        self._counts: Counter[UUID] = Counter()
+
+    def of(self, event: UUID) -> int:
+        start, self._read = self._read, self._journal.size
+        if self._read > start:
+            lines = self._journal.read(start, self._read)
+            self._counts.update(line.event for line in lines if line.deed in ("failed", "died", "dead"))
+        return self._counts[event]

@@ -95,6 +95,12 @@ class PassingPublisher(JournalPublisher):
         return dataclasses.replace(message, topic=self._address.topic, headers={SEND_HEADER: send})
 
 
+def open_journal_publisher(process: str, conduct: Conduct) -> JournalPublisher:
+    if conduct.address is None:
+        return JournalPublisher(process, conduct)
+    return PassingPublisher(process, conduct, conduct.address)
+
+
 @dataclass(slots=True)
 class _Batch:
     """What became of a batch so far."""
@@ -108,11 +114,11 @@ class _Batch:
     def add(self, message: Message, outcome: Outcome) -> None:
         self.outcomes[message.id] = outcome
         if outcome != DELIVERED:
-            self._failed.add(message.key)
+            self._failed.add(message.order_key)
         self._down |= isinstance(outcome, Retry) and not outcome.counted
 
     def behind_failure(self, message: Message) -> bool:
-        return self.keeps_order and message.key is not None and message.key in self._failed
+        return self.keeps_order and message.order_key is not None and message.order_key in self._failed
 
     def holds(self, message: Message) -> bool:
         """A lane would not send it either: its breaker opens at once."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 from outspark.errors import DestinationDown
 from outspark.event import Event, Message
 from outspark.outcome import DELIVERED, Dead, Outcome, Retry
 from outspark.settings import DestinationSettings
-from tests.history.journal import Deed, Journal
+from tests.history.journal import Deed, Journal, Tries
 from tests.waiting import wait_for
 
 MEETING_TIMEOUT = 1.5
@@ -74,6 +75,8 @@ class Conduct:
     failure_rate: float = 0.0
     keeps_order: bool = False
     address: Address | None = None
+    counts_attempts: bool = True
+    """Does the table? Otherwise the journal tells how often an event was tried."""
 
     @property
     def outage(self) -> Path:
@@ -87,30 +90,37 @@ class JournalPublisher:
         self._process = process
         self._conduct = conduct
         self._journal = Journal(conduct.journal)
+        self._tries = Tries(self._journal)
         self._batch = 0
         self._claiming = False
 
     def stamp(self, event: Event) -> Event | None:
         """The transform: note the claim, and put on the message what a publisher is not told."""
         if not self._claiming:
-            self._claiming, self._batch = True, self._batch + 1
-        self._journal.write(self._process, self._batch, event.id, "claimed", event.attempts)
+            self._claiming = True
+            self.begin_batch()
+        id = event.message_id or event.id
+        attempts = event.attempts if self._conduct.counts_attempts else self._tries.of(UUID(id))
+        self._journal.write(self._process, self._batch, id, "claimed", attempts)
         if Behaviour.of(event.payload) is Behaviour.SKIP:
             return None
-        return dataclasses.replace(event, headers={"attempts": event.attempts})
+        return dataclasses.replace(event, headers={"attempts": attempts})
+
+    def begin_batch(self) -> None:
+        self._batch += 1
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         self._claiming = False
         outcomes: list[Outcome] = []
         failed: set[str | None] = set()
         for message in messages:
-            if self.keeps_order and message.key is not None and message.key in failed:
+            if self.keeps_order and message.order_key is not None and message.order_key in failed:
                 outcomes.append(Retry("behind a failure"))
                 continue
             outcome = self._publish(message)
             outcomes.append(outcome)
             if outcome is not DELIVERED:
-                failed.add(message.key)
+                failed.add(message.order_key)
         return outcomes
 
     def check(self, timeout: float) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tests.history.broker_outage import BrokerOutage
 from tests.history.publisher import Behaviour
-from tests.history.stage import Draft, Stage, Transaction
+from tests.history.stage import Stage
+from tests.history.tables import Draft, Transaction
 from tests.waiting import wait_for
 
 WRITERS = 3
 KEYS = [f"key-{number}" for number in range(24)]
 KEYS_OF_ONE = 6
 """Keys that one transaction may write to, so that its neighbours find free ones."""
+TYPES = [f"type-{number}" for number in range(WRITERS)]
+"""Each transaction has one to itself, because events without a key may be in order with their type."""
+MOST_IMMEDIATE = 2
+"""Of one transaction, because the relay waits for its writer in proportion to them."""
 
 HARMLESS = (Behaviour.DIE, Behaviour.DIE, Behaviour.SKIP, Behaviour.KILL_AFTER)
 SPECIAL = (*HARMLESS, Behaviour.POISON, Behaviour.POISON)
@@ -36,6 +41,10 @@ class RandomPlay:
     special: Sequence[Behaviour] = SPECIAL
     pace: float = 0.01
     mishaps: Sequence[str] = MISHAPS
+    delayed: float = 0.05
+    """The share of events that are scheduled for later."""
+    immediate: float = 0.0
+    """The share of plain events that their writer sends itself, if it does not die first."""
     _open: list[Transaction] = field(default_factory=list)
     _outage: BrokerOutage | None = None
 
@@ -86,14 +95,26 @@ class RandomPlay:
     def _drafts(self, behaviours: Sequence[Behaviour]) -> list[Draft]:
         taken = set().union(*(transaction.keys for transaction in self._open))
         keys = self.rng.sample([key for key in KEYS if key not in taken], KEYS_OF_ONE)
-        return [
-            Draft(
+        type = self.rng.choice([type for type in TYPES if type not in self._taken_types()])
+        abandoned = self.rng.random() < 0.3
+        immediate = 0
+        drafts = []
+        for behaviour in behaviours:
+            at_once = behaviour is Behaviour.PASS and self.rng.random() < self.immediate
+            immediate += at_once
+            draft = Draft(
                 key=None if self.rng.random() < 0.1 else self.rng.choice(keys),
                 behaviour=behaviour,
-                delay=self._delay() if self.rng.random() < 0.05 else None,
+                delay=self._delay() if self.rng.random() < self.delayed else None,
+                type=type,
             )
-            for behaviour in behaviours
-        ]
+            if at_once and immediate <= MOST_IMMEDIATE:
+                draft = replace(draft, immediate=True, abandoned=abandoned)
+            drafts.append(draft)
+        return drafts
+
+    def _taken_types(self) -> set[str]:
+        return set().union(*(transaction.types for transaction in self._open))
 
     def _delay(self) -> timedelta:
         return timedelta(milliseconds=self.rng.randint(50, 1000))

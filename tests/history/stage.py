@@ -5,61 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 
-from outspark.contracts.openoutbox.table import ddl
-from outspark.new_event import NewEvent
-from outspark.outbox import Outbox
 from outspark.settings import Settings
 from tests.databases import Database
 from tests.history.brokers import Broker
 from tests.history.history import History, Row, Rules, Written, with_arrivals
 from tests.history.hosting import Hosted, Relay, settings_for
 from tests.history.journal import Deed, Entry, Journal
-from tests.history.publisher import Behaviour, Conduct
+from tests.history.publisher import Conduct
+from tests.history.tables import Draft, OpenOutboxTable, Table, Transaction
 
-UNFINISHED = """\
--- What the relays still have to do; of a parked key there is nothing left
-SELECT count(*) FROM openoutbox_events e
-WHERE status IN ('PENDING', 'DELIVERING') AND NOT (%(park)s AND EXISTS (
-  SELECT 1 FROM openoutbox_events d WHERE d.status = 'DEAD' AND d.partition_key = e.partition_key))"""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """An event to be written."""
-
-    key: str | None
-    behaviour: Behaviour = Behaviour.PASS
-    delay: timedelta | None = None
-
-
-@dataclass(slots=True)
-class Transaction:
-    """One open transaction of a service. Its keys are its own until it ends, as if their aggregates were locked."""
-
-    conn: psycopg.Connection[Any]
-    written: list[Written] = field(default_factory=list)
-
-    def write(self, drafts: list[Draft]) -> None:
-        new = [NewEvent("t", draft.behaviour.payload, draft.key, delay=draft.delay) for draft in drafts]
-        Outbox().enqueue(self.conn, *new)
-        for event, draft in zip(new, drafts, strict=True):
-            row = self.conn.execute(
-                "SELECT created_at, available_at FROM openoutbox_events WHERE event_id = %s", [event.id]
-            ).fetchone()
-            assert row is not None
-            due = None if draft.delay is None else row[1]
-            self.written.append(Written(event.id, draft.key, row[0], draft.behaviour, due))
-
-    @property
-    def keys(self) -> set[str | None]:
-        return {event.key for event in self.written}
+__all__ = ["Draft", "Stage", "open_stage"]
 
 
 @dataclass(slots=True)
@@ -67,6 +28,7 @@ class Stage:
     database: Database
     settings: Settings
     conduct: Conduct
+    table: Table
     relays: list[Hosted] = field(default_factory=list)
     written: dict[UUID, Written] = field(default_factory=dict)
     broker: Broker | None = None
@@ -80,27 +42,30 @@ class Stage:
         relay: dict[str, Any] | None = None,
         source: dict[str, Any] | None = None,
         broker: Broker | None = None,
+        contract: type[Table] = OpenOutboxTable,
         **conduct: Any,
     ) -> Stage:
         """With a broker, it alone says in the end what was delivered."""
-        database.connect().execute(ddl())
-        settings = settings_for(database.url, relay or {}, source or {})
+        settings = settings_for(database.url, relay or {}, {**contract.source, **(source or {})})
         address = broker.open_topic(f"history-{uuid4().hex}") if broker else None
-        conduct_of_all = Conduct(folder / "journal", address=address, **conduct)
-        return cls(database, settings, conduct_of_all, broker=broker)
+        counts = contract.counts_failures
+        conduct_of_all = Conduct(folder / "journal", address=address, counts_attempts=counts, **conduct)
+        table = contract(conduct_of_all)
+        table.create(database.connect())
+        return cls(database, settings, conduct_of_all, table, broker=broker)
 
     def begin(self) -> Transaction:
         conn = self.database.connect()
         conn.autocommit = False
-        return Transaction(conn)
+        return self.table.begin(conn)
 
     def commit(self, transaction: Transaction) -> None:
-        transaction.conn.commit()
+        transaction.commit()
         transaction.conn.close()
         self.written.update({event.id: event for event in transaction.written})
 
     def roll_back(self, transaction: Transaction) -> None:
-        transaction.conn.rollback()
+        transaction.roll_back()
         transaction.conn.close()
 
     def write(self, *drafts: Draft) -> list[UUID]:
@@ -136,7 +101,7 @@ class Stage:
 
     def finished(self) -> bool:
         park = self.settings.sources["outbox"].on_dead == "park"
-        row = self.query(UNFINISHED, park=park)[0]
+        row = self.query(self.table.unfinished, park=park)[0]
         return bool(row[0] == 0)
 
     def query(self, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
@@ -156,9 +121,14 @@ class Stage:
     def history(self) -> History:
         source = self.settings.sources["outbox"]
         rules = Rules(
-            source.retry.max_attempts, source.batch_size, source.ordering, source.lease, source.on_dead
+            source.retry.max_attempts,
+            source.batch_size,
+            source.ordering,
+            source.lease,
+            source.on_dead,
+            self.table.counts_failures,
         )
-        rows = self.query("SELECT event_id, status, attempts, locked_by FROM openoutbox_events")
+        rows = self.query(self.table.rows)
         killed = set().union(*(relay.killed for relay in self.relays))
         entries = self._with_arrivals(self.entries())
         table = {id: Row(*rest) for id, *rest in rows}
@@ -178,3 +148,4 @@ def open_stage(database: Database, folder: Path, **options: Any) -> Iterator[Sta
     finally:
         for relay in stage.relays:
             relay.abandon()
+        stage.table.close()

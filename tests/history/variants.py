@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from outspark.contracts import slots as slot_statements
+from outspark.contracts.jeap import lane as jeap_statements
 from outspark.contracts.openoutbox import lane as statements
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
@@ -75,7 +76,7 @@ def work_without_owning() -> None:
 
     everything = "SELECT slot, %(class)s::int IS NOT NULL FROM unnest(%(slots)s::int[]) AS slot"
     _set(slot_statements, "TRY_LOCKS", everything)
-    _set(statements, "_FENCE", statements._NO_FENCE)
+    _set(statements, "FENCE", statements._NO_FENCE)
     _set(Slots, "prove", prove)
 
 
@@ -127,6 +128,20 @@ def doubt_delivery() -> None:
     _lie(lie)
 
 
+def ignore_schedule_after() -> None:
+    """What a writer sends at once is sent by the relay, too."""
+    _replace("_READY", "now() > e.schedule_after", "true", jeap_statements)
+
+
+def ignore_topic_order() -> None:
+    """Messages without a key are spread by their id, as if they had no order."""
+    _replace("_ORDER_KEY", "'/' || e.topic", "'/' || e.id", jeap_statements)
+
+
+def claim_backwards() -> None:
+    _replace("_CLAIM", "ORDER BY e.id", "ORDER BY e.id DESC", jeap_statements)
+
+
 def _lie(lie: Callable[[Sequence[Message], list[Outcome]], list[Outcome]]) -> None:
     def open_liar(name: str, settings: DestinationSettings) -> Publisher:
         def publish(messages: Sequence[Message], timeout: float) -> list[Outcome]:
@@ -140,10 +155,10 @@ def _lie(lie: Callable[[Sequence[Message], list[Outcome]], list[Outcome]]) -> No
     _set(passing, "open_publisher", open_liar)
 
 
-def _replace(name: str, old: str, new: str) -> None:
-    text = getattr(statements, name)
+def _replace(name: str, old: str, new: str, module: Any = statements) -> None:
+    text = getattr(module, name)
     assert old in text, f"{name} has changed, and this variant breaks nothing any more"
-    _set(statements, name, text.replace(old, new))
+    _set(module, name, text.replace(old, new))
 
 
 def _set(owner: Any, name: str, value: object) -> None:
@@ -172,4 +187,8 @@ LIARS: Final[dict[str, Callable[[], None]]] = {
 }
 """They need a real broker, because only there a lie comes to light."""
 
-ALL: Final = BROKEN | LIARS
+OF_JEAP: Final[dict[str, Callable[[], None]]] = {
+    variant.__name__: variant for variant in (ignore_schedule_after, ignore_topic_order, claim_backwards)
+}
+
+ALL: Final = BROKEN | LIARS | OF_JEAP

@@ -66,6 +66,7 @@ def events(*specs: str) -> list[Event]:
                 headers={},
                 attempts=0,
                 created_at=datetime(2026, 1, 1, tzinfo=UTC),
+                order_key=key or None,
             )
         )
     return made
@@ -187,6 +188,20 @@ def test_nothing_goes_out_after_ownership_is_lost() -> None:
     assert publisher.batches == ["a"]
 
 
+def test_ownership_is_proved_before_each_destination() -> None:
+    """The one before may have taken all its time."""
+    first, second = Recorder(), Recorder()
+    proofs = iter([None, OwnershipLost("gone")])
+
+    def prove() -> None:
+        if lost := next(proofs):
+            raise lost
+
+    with pytest.raises(OwnershipLost):
+        dispatcher(first, second).dispatch(events("a:k", "b:l:1"), 10.0, prove)
+    assert (first.batches, second.batches) == (["a"], [])
+
+
 def test_a_publisher_that_forgets_an_outcome_is_an_error() -> None:
     class Forgetful(Recorder):
         def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
@@ -258,9 +273,9 @@ def test_the_outcome_of_a_fan_out_is_where_it_needs_most(answers: list[Outcome],
     assert dispatched.partial == {str(UUID(int=0)): delivered}
 
 
-def test_a_publisher_keeps_no_order_of_a_key_that_a_transform_has_changed() -> None:
-    publisher = Recorder(keeps_order=True)
+def test_order_is_kept_by_the_old_key_where_a_transform_has_changed_it() -> None:
+    publisher = Recorder(answers={"a": Retry("no")}, keeps_order=False)
     changed = dispatcher(publisher, transform=lambda event: replace(event, key=None))
 
-    assert run(changed, "a:k", "b:k", "x:l") == [DELIVERED] * 3
-    assert publisher.batches == ["ax", "b"]
+    assert run(changed, "a:k", "b:k", "x:l") == [Retry("no"), HELD, DELIVERED]
+    assert publisher.batches == ["ax"]

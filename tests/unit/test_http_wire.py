@@ -29,7 +29,7 @@ def header(post: Post, name: str) -> list[bytes]:
 
 
 def message(topic: str = "order.created", key: str | None = "42", **headers: str) -> Message:
-    return Message("id-1", topic, key, b"{}", headers)
+    return Message("id-1", topic, key, b"{}", headers, key)
 
 
 def test_the_published_example_of_standard_webhooks() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from outspark.contracts import doorbell
+from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox import check, insert, lane, table
 from outspark.contracts.openoutbox.upkeep import OpenOutboxUpkeep
 
@@ -25,6 +27,10 @@ class OpenOutbox:
     insert_params = staticmethod(insert.insert_params)
     lane_statements = staticmethod(lane.lane_statements)
     upkeep = OpenOutboxUpkeep
+
+    @staticmethod
+    def side_tables(table: TableName) -> Mapping[str, str]:
+        return {}
 
 
 CONTRACT: Final = OpenOutbox()

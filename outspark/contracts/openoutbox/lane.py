@@ -9,12 +9,20 @@ Under `lease = "slot"` a claim writes nothing, and PENDING goes straight to DELI
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
 from outspark.contracts.ids import uuid_array
+from outspark.contracts.names import TableName
+from outspark.contracts.slots import FENCE, slots_table
+from outspark.event import Event
+
+if TYPE_CHECKING:
+    from outspark.settings import SourceSettings
 
 # Most events carry no headers, and no headers cost the driver nothing.
 _EVENT = """e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{}}'), e.attempts,
@@ -79,15 +87,6 @@ SELECT {event} FROM {table} e
 WHERE e.event_id = ANY(%(ids)s::uuid[]) AND e.status = 'PENDING' AND %(token)s::text IS NOT NULL
 ORDER BY e.created_at, e.event_id
 """
-
-_FENCE = """
-fence AS MATERIALIZED (
-  SELECT count(*) = cardinality(%(slots)s::int[]) AS holds FROM (
-    SELECT 1 FROM {slots_table} s
-    JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
-    WHERE s.source = %(source)s FOR SHARE OF s
-  ) held
-)"""
 
 _NO_FENCE = """
 fence AS (
@@ -185,22 +184,16 @@ SELECT extract(epoch FROM (
 """
 
 
-def lane_statements(
-    table: sql.Identifier,
-    slots_table: sql.Identifier,
-    *,
-    slots: int,
-    ordering: Literal["key", "none"],
-    lease: Literal["row", "slot"],
-) -> LaneStatements:
+def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatements:
     """Compose the statements for one way of working: competing, or owning slots with leases on rows or on slots."""
-    owned, marked = ordering == "key", lease == "row"
+    owned, marked = settings.ordering == "key", settings.lease == "row"
+    fence = sql.SQL(FENCE).format(slots_table=slots_table(table).identifier)
     parts: dict[str, sql.Composable] = {
-        "table": table,
+        "table": table.identifier,
         "event": sql.SQL(_EVENT).format(),
         "lazily": sql.SQL(_LAZILY),
-        "slot": sql.SQL(_SLOT).format(count=sql.Literal(slots)),
-        "fence": sql.SQL(_FENCE).format(slots_table=slots_table) if owned else sql.SQL(_NO_FENCE),
+        "slot": sql.SQL(_SLOT).format(count=sql.Literal(settings.slots)),
+        "fence": fence if owned else sql.SQL(_NO_FENCE),
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
         "prefix": sql.Literal(TOKEN_PREFIX),
     }
@@ -222,4 +215,19 @@ def lane_statements(
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
         pack=uuid_array,
+        read=_read,
     )
+
+
+def _read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
+    """The events of a claim, in their order: RETURNING promises none."""
+    events = [
+        Event(id, type, key, payload, headers, attempts, created_at, key)
+        for id, type, key, payload, headers, attempts, created_at, _ in rows
+    ]
+    events.sort(key=_order)
+    return events
+
+
+def _order(event: Event) -> tuple[datetime, str]:
+    return event.created_at, event.id

@@ -14,7 +14,7 @@ from psycopg.rows import class_row, tuple_row
 from outspark.contracts.deliveries import deliveries_table
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import EXISTS
-from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, PrunedBatch, Reaped, Stats
+from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, PrunedBatch, Reaped, Stats, like
 from outspark.errors import SettingsError
 
 NOW = "SELECT clock_timestamp()"
@@ -44,7 +44,8 @@ DELIVERED_ESTIMATE = """
  FROM pg_catalog.pg_class WHERE oid = {name}::regclass)"""
 
 _WHICH = """
-status = 'DEAD'
+status = 'DEAD' AND NOT %(requeued)s::bool
+  AND (%(after)s::uuid IS NULL OR event_id > %(after)s::uuid)
   AND (%(ids)s::uuid[] IS NULL OR event_id = ANY(%(ids)s::uuid[]))
   AND (%(type)s::text IS NULL OR event_type LIKE %(type)s::text)
   AND (%(key)s::text IS NULL OR partition_key = %(key)s::text)
@@ -62,6 +63,10 @@ SELECT count(*) FROM {table} WHERE {which}"""
 LIST_DEAD = """
 -- Dead events that fit, the latest first, without their payload
 SELECT {dead_event} FROM {table} WHERE {which} ORDER BY updated_at DESC, event_id LIMIT %(limit)s"""
+
+PAGE_DEAD = """
+-- The next page of dead events, in the order of their ids
+SELECT {dead_event} FROM {table} WHERE {which} ORDER BY event_id LIMIT %(limit)s"""
 
 SHOW_DEAD = """
 -- One dead event with its payload
@@ -164,8 +169,9 @@ class OpenOutboxUpkeep:
         return int(self._rows(conn, COUNT_DEAD, _filter(which))[0][0])
 
     def list_dead(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[DeadEvent]:
+        statement = LIST_DEAD if which.after is None else PAGE_DEAD
         with psycopg.Cursor(conn, row_factory=class_row(DeadEvent)) as cursor:
-            return cursor.execute(self._compose(LIST_DEAD), {**_filter(which), "limit": limit}).fetchall()
+            return cursor.execute(self._compose(statement), {**_filter(which), "limit": limit}).fetchall()
 
     def show_dead(self, conn: psycopg.Connection[Any], id: str) -> DeadEvent | None:
         with psycopg.Cursor(conn, row_factory=class_row(DeadEvent)) as cursor:
@@ -225,23 +231,19 @@ class OpenOutboxUpkeep:
 def _filter(which: DeadFilter) -> dict[str, object]:
     return {
         "ids": None if which.ids is None else [_uuid(id) for id in which.ids],
-        "type": None if which.type is None else _like(which.type),
+        "type": None if which.type is None else like(which.type),
         "key": which.key,
         "error": which.error,
         "since": which.since,
         "before": which.before,
+        "after": None if which.after is None else _uuid(which.after),
+        "requeued": which.requeued,
     }
 
 
 def _finished(how: Finished) -> dict[str, sql.Composable]:
     status, column = _FINISHED[how]
     return {"status": sql.Literal(status), "ended": sql.Identifier(column)}
-
-
-def _like(pattern: str) -> str:
-    r"""`order_*` becomes `order\_%`."""
-    escaped = "".join(f"\\{character}" if character in "\\%_" else character for character in pattern)
-    return escaped.replace("*", "%")
 
 
 def _uuid(text: str) -> UUID:

@@ -28,6 +28,13 @@ class KafkaBroker(ServedBroker[Kafka]):
         return address("kafka", topic, url=self.server.url)
 
     def arrivals(self, topic: str) -> list[str]:
+        return [_send(message) for message in self._read(topic)]
+
+    def records(self, topic: str) -> list[tuple[bytes | None, bytes]]:
+        """Key and body of everything in the topic, in its order."""
+        return [(message.key(), message.value() or b"") for message in self._read(topic)]
+
+    def _read(self, topic: str) -> list[Message]:
         with closing(
             Consumer(
                 {
@@ -39,7 +46,7 @@ class KafkaBroker(ServedBroker[Kafka]):
             )
         ) as consumer:
             consumer.assign([TopicPartition(topic, 0, _FROM_THE_START)])
-            return [_send(message) for message in _read_to_the_end(consumer)]
+            return list(_read_to_the_end(consumer))
 
 
 def _read_to_the_end(consumer: Consumer) -> Iterator[Message]:

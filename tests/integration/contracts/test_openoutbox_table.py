@@ -8,15 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
 
 from outspark import migrations
 from outspark.contracts.names import TableName
-from outspark.contracts.openoutbox.table import DEFAULT_TABLE, INDEXES, ddl, metadata
+from outspark.contracts.openoutbox.table import DEFAULT_TABLE, SHAPE, ddl, metadata
 from tests.databases import Database
+from tests.integration.contracts.autogenerate import differences, engine_of, kinds, migrate, reflect
 from tests.integration.contracts.catalog import catalog
 
 SEED = Path(__file__).with_name("openoutbox_seed.sql").read_text()
@@ -27,35 +24,12 @@ def by_script(database: Database) -> None:
 
 
 def by_metadata(database: Database) -> None:
-    engine = engine_of(database)
-    metadata().metadata.create_all(engine)
-    engine.dispose()
+    with engine_of(database) as engine:
+        metadata().metadata.create_all(engine)
 
 
 def by_migration(database: Database) -> None:
     migrate(database, migrations.upgrade)
-
-
-def engine_of(database: Database) -> sa.Engine:
-    return sa.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
-
-
-def migrate(database: Database, step: Callable[[Operations], None]) -> None:
-    engine = engine_of(database)
-    with engine.begin() as conn:
-        step(Operations(MigrationContext.configure(conn)))
-    engine.dispose()
-
-
-def differences(database: Database, wanted: sa.MetaData) -> list[Any]:
-    engine = engine_of(database)
-    with engine.connect() as conn:
-        context = MigrationContext.configure(
-            conn, opts={"compare_type": True, "compare_server_default": True, "include_schemas": True}
-        )
-        found = compare_metadata(context, wanted)
-    engine.dispose()
-    return list(found)
 
 
 @pytest.mark.parametrize("create", [by_script, by_metadata, by_migration])
@@ -90,10 +64,7 @@ def test_autogenerate_finds_nothing_to_do_on_the_seeds_table(database: Database)
 def test_autogenerate_finds_nothing_to_do_on_our_table_from_the_seeds(database: Database) -> None:
     conn = database.connect()
     conn.execute(SEED)
-    engine = engine_of(database)
-    seed = sa.MetaData()
-    seed.reflect(engine)
-    engine.dispose()
+    seed = reflect(database)
     conn.execute("DROP TABLE openoutbox_events")
     conn.execute(ddl())
 
@@ -118,7 +89,7 @@ def test_autogenerate_finds_what_was_changed(database: Database, change: str, ki
 
     found = differences(database, metadata().metadata)
 
-    assert [step[0][0] if isinstance(step, list) else step[0] for step in found] == [kind]
+    assert kinds(found) == [kind]
 
 
 @pytest.mark.parametrize("name", ["orders_outbox", "sales.openoutbox_events", '"Sales Dept"."Order-Events"'])
@@ -160,8 +131,8 @@ def test_outboxes_in_one_schema_do_not_share_an_index(database: Database) -> Non
 
     for table in tables:
         assert len(catalog(conn, table.table).indexes) == 7, table
-    names = {index.name(table) for table in tables for index in INDEXES}
-    assert len(names) == len(tables) * len(INDEXES)
+    names = {SHAPE.name_index(table, index) for table in tables for index in SHAPE.indexes}
+    assert len(names) == len(tables) * len(SHAPE.indexes)
 
 
 def test_the_script_may_run_twice(database: Database) -> None:

@@ -72,7 +72,7 @@ def open_destination(type: str, **settings: Any) -> Publisher:
 def message(
     rig: Rig, payload: bytes = b"{}", key: str | None = "k", headers: dict[str, str] | None = None
 ) -> Message:
-    return Message(str(uuid.uuid4()), rig.topic, key, payload, headers or {})
+    return Message(str(uuid.uuid4()), rig.topic, key, payload, headers or {}, key)
 
 
 def messages(rig: Rig, count: int, size: int = 100) -> list[Message]:

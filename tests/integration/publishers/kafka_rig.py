@@ -10,7 +10,16 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka import Message as Record
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from outspark.embedded.kafka import Kafka
 from outspark.event import Message
@@ -57,7 +66,7 @@ class KafkaRig:
         return publisher
 
     def message(self, payload: bytes = b"{}", key: str | None = "k", topic: str | None = None) -> Message:
-        return Message(str(uuid.uuid4()), topic or self.topic, key, payload, {})
+        return Message(str(uuid.uuid4()), topic or self.topic, key, payload, {}, key)
 
     def read(self, topic: str | None = None) -> list[Received]:
         """Partition by partition."""
@@ -142,3 +151,35 @@ def _text(value: bytes | str | None) -> str:
 def error_of(outcome: Outcome) -> str:
     assert isinstance(outcome, Retry | Dead), outcome
     return outcome.error
+
+
+def sasl(user: str, password: str | None = None) -> dict[str, Any]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": password or USERS[user],
+    }
+
+
+def acl(user: str, kind: ResourceType, name: str, operation: AclOperation, allow: bool = False) -> AclBinding:
+    permission = AclPermissionType.ALLOW if allow else AclPermissionType.DENY
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, permission)
+
+
+@contextmanager
+def acls(rig: KafkaRig, *bindings: AclBinding) -> Iterator[None]:
+    """A topic with any of them is closed to whoever has none. They take effect a moment later."""
+    client = admin(rig.server)
+    for made in client.create_acls(list(bindings)).values():
+        made.result(TIMEOUT)
+    try:
+        yield
+    finally:
+        for removed in client.delete_acls([_filter(binding) for binding in bindings]).values():
+            removed.result(TIMEOUT)
+
+
+def _filter(acl: AclBinding) -> AclBindingFilter:
+    where = (acl.restype, acl.name, acl.resource_pattern_type)
+    return AclBindingFilter(*where, acl.principal, acl.host, acl.operation, acl.permission_type)

@@ -80,7 +80,7 @@ def _received(topic: str, fields: dict[bytes, bytes]) -> Received:
 
 
 def message_to(topic: str, payload: bytes = b"{}", key: str | None = "k") -> Message:
-    return Message(str(uuid.uuid4()), topic, key, payload, {})
+    return Message(str(uuid.uuid4()), topic, key, payload, {}, key)
 
 
 def error_of(outcome: Outcome) -> str:

@@ -176,7 +176,7 @@ def test_a_receiver_that_nobody_here_wrote_reads_it() -> None:
             ) as publisher:
                 wait_for(lambda: _is_up(publisher), what="the server of the standard library")
                 batch = [
-                    Message(f"id-{number}", "order.created", "42", b'{"n": %d}' % number, {"a": "b"})
+                    Message(f"id-{number}", "order.created", "42", b'{"n": %d}' % number, {"a": "b"}, "42")
                     for number in range(3)
                 ]
                 assert_all_delivered(publisher.publish(batch, TIMEOUT), 3)

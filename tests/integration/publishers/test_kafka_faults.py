@@ -8,20 +8,11 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from random import Random
-from typing import Any
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, NewTopic, ResourceType
 
 from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
@@ -36,12 +27,13 @@ from tests.integration.publishers.contract import (
     received,
 )
 from tests.integration.publishers.kafka_rig import (
-    USERS,
     KafkaRig,
-    admin,
+    acl,
+    acls,
     create_topics,
     delete_topic,
     error_of,
+    sasl,
     shared_server,
 )
 from tests.waiting import wait_for
@@ -241,15 +233,6 @@ def test_a_cluster_that_refuses_connections_is_given_up_early(rig: KafkaRig) -> 
     assert "refused" in error_of(outcome)
 
 
-def sasl(user: str, password: str | None = None) -> dict[str, Any]:
-    return {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": password or USERS[user],
-    }
-
-
 def test_the_right_password(rig: KafkaRig) -> None:
     publisher = rig.open_at(rig.server.sasl_url, **sasl("relay"))
     publisher.check(TIMEOUT)
@@ -267,29 +250,6 @@ def test_a_wrong_password_is_said_clearly_and_not_shown(rig: KafkaRig) -> None:
         assert rig.server.sasl_url.removeprefix("kafka://") in str(refused.value)
         assert "wr0ng-pw" not in str(refused.value) + repr(refused.value)
         assert refused.value.__cause__ is None
-
-
-def acl(user: str, kind: ResourceType, name: str, operation: AclOperation, allow: bool = False) -> AclBinding:
-    permission = AclPermissionType.ALLOW if allow else AclPermissionType.DENY
-    return AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, permission)
-
-
-@contextmanager
-def acls(rig: KafkaRig, *bindings: AclBinding) -> Iterator[None]:
-    """A topic with any of them is closed to whoever has none. They take effect a moment later."""
-    client = admin(rig.server)
-    for made in client.create_acls(list(bindings)).values():
-        made.result(TIMEOUT)
-    try:
-        yield
-    finally:
-        for removed in client.delete_acls([_filter(binding) for binding in bindings]).values():
-            removed.result(TIMEOUT)
-
-
-def _filter(acl: AclBinding) -> AclBindingFilter:
-    where = (acl.restype, acl.name, acl.resource_pattern_type)
-    return AclBindingFilter(*where, acl.principal, acl.host, acl.operation, acl.permission_type)
 
 
 @pytest.mark.parametrize("visible", [True, False], ids=["to be seen", "not even to be seen"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.databases import Database
+from tests.integration.relay.jeap_place import JeapPlace, open_jeap_place
 from tests.integration.relay.place import Place, close_place, open_place
 
 
@@ -22,3 +23,10 @@ def leased(request: pytest.FixtureRequest, place: Place) -> Place:
     """A place for each way of leasing."""
     place.source["lease"] = request.param
     return place
+
+
+@pytest.fixture
+def jeap(database: Database) -> Iterator[JeapPlace]:
+    place = open_jeap_place(database)
+    yield place
+    close_place(place)

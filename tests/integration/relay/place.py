@@ -77,6 +77,9 @@ class Place:
     routes: list[dict[str, Any]] = field(default_factory=list)
     more_sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Further sources in the same database, as they differ from the first."""
+    destination: dict[str, Any] = field(default_factory=dict)
+    timeout: float = 2.0
+    """How long a batch may wait for a broker, as the lane sees it."""
 
     @property
     def broker(self) -> Broker:
@@ -99,7 +102,7 @@ class Place:
                     "outbox": source,
                     **{name: {**source, **more} for name, more in self.more_sources.items()},
                 },
-                "destinations": {name: {"type": "null"} for name in self.brokers},
+                "destinations": {name: {"type": "null", **self.destination} for name in self.brokers},
                 "routes": self.routes,
             }
         )
@@ -109,7 +112,9 @@ class Place:
         return spec
 
     def lane(self, instance: str = "one") -> Lane:
-        destinations = {name: Destination(name, broker, timeout=2.0) for name, broker in self.brokers.items()}
+        destinations = {
+            name: Destination(name, broker, self.timeout) for name, broker in self.brokers.items()
+        }
         return Lane(self.spec(instance), destinations)
 
     def work(self, until: Callable[[], bool], lane: Lane | None = None, timeout: float = 15.0) -> Report:
@@ -159,8 +164,8 @@ class Place:
         query = "SELECT count(*) FROM openoutbox_events WHERE status IN ('PENDING', 'DELIVERING')"
         return int(self.ask(query)[0][0])
 
-    def states(self) -> dict[str, tuple[str, int]]:
-        """Status and attempts of each event, by name."""
+    def states(self) -> dict[str, Any]:
+        """What the table says about each event, by name: here its status and its attempts."""
         rows = self.ask("SELECT convert_from(payload, 'UTF8'), status, attempts FROM openoutbox_events")
         return {name: (status, attempts) for name, status, attempts in rows}
 

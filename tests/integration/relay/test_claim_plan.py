@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import pytest
 from psycopg import sql
+from pydantic import SecretStr
 
 from outspark import contracts
 from outspark.contracts.names import TableName
-from outspark.contracts.slots import CREATE, compose, slots_table
+from outspark.contracts.openoutbox.upkeep import REAP, OpenOutboxUpkeep
+from outspark.contracts.slots import CREATE, compose
 from outspark.relay.connection import connect
+from outspark.settings import SourceSettings
 from tests.databases import Database
 
 TABLE = TableName("openoutbox_events", "public")
@@ -55,9 +58,8 @@ def nodes(plan: dict[str, Any]) -> Iterator[str]:
 def test_a_claim_walks_the_index(
     filled: Database, ordering: Literal["key", "none"], lease: Literal["row", "slot"], blocked: list[str]
 ) -> None:
-    statements = contracts.get("openoutbox").lane_statements(
-        TABLE.identifier, slots_table(TABLE).identifier, slots=8, ordering=ordering, lease=lease
-    )
+    settings = SourceSettings(url=SecretStr(filled.url), slots=8, ordering=ordering, lease=lease)
+    statements = contracts.get("openoutbox").lane_statements(TABLE, settings)
     parameters = {
         "slots": [0, 2, 4, 6],
         "blocked": blocked,
@@ -73,3 +75,19 @@ def test_a_claim_walks_the_index(
     found = set(nodes(row[0][0]["Plan"])) - {"ModifyTable", "LockRows", "Result"}
     assert found <= ALLOWED, row[0]
     assert "Index Scan" in found
+
+
+def test_what_begins_a_shift_enters_its_index_where_it_must(filled: Database) -> None:
+    """Not over all that is pending, or was ever leased: then each hand-over in a long drain would be felt."""
+    settings = SourceSettings(url=SecretStr(filled.url), slots=8)
+    waiting = contracts.get("openoutbox").lane_statements(TABLE, settings).waiting
+    reap = OpenOutboxUpkeep(TABLE)._compose(REAP).as_string(None)
+    limits = {"lease": timedelta(minutes=3), "max_attempts": 25, "limit": 100}
+    with connect(filled.url, "lane") as lane:
+        for statement, parameters, condition in (
+            (waiting, {"slots": [0]}, "(available_at > now())"),
+            (reap, limits, "(locked_at < (now() - "),
+        ):
+            plan = lane.execute(b"EXPLAIN " + statement.encode(), parameters).fetchall()
+            text = "\n".join(line for (line,) in plan)
+            assert f"Index Cond: {condition}" in text, text

@@ -12,7 +12,6 @@ from pydantic import SecretStr
 from outspark import NewEvent, Outbox, contracts
 from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox import table as openoutbox
-from outspark.contracts.slots import slots_table
 from outspark.metrics import Tally
 from outspark.relay.connection import Connection, connect
 from outspark.relay.lowwater import BEGINNING, LowWater
@@ -30,9 +29,7 @@ class Drain:
     def __init__(self, conn: Connection, url: str, *, wait_for_open: bool = True) -> None:
         settings = SourceSettings(url=SecretStr(url), lease="slot", slots=1, batch_size=LIMIT)
         contract = contracts.get("openoutbox")
-        statements = contract.lane_statements(
-            TABLE.identifier, slots_table(TABLE).identifier, slots=1, ordering="key", lease="slot"
-        )
+        statements = contract.lane_statements(TABLE, settings)
         self.conn = conn
         self.source = Source("test", settings, conn, statements, contract.upkeep(TABLE), Tally())
         self.low = LowWater(self.source, wait_for_open=wait_for_open)

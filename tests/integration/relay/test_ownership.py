@@ -8,7 +8,6 @@ import pytest
 
 from outspark import contracts
 from outspark.contracts.names import TableName
-from outspark.contracts.slots import slots_table
 from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
 from outspark.metrics import LEASES_LOST_TOTAL, Tally
 from outspark.outcome import DELIVERED, Retry
@@ -36,9 +35,7 @@ class OwnerOfSlots:
     def __init__(self, place: Place, owner: Owner = HERE, count: int = 2) -> None:
         settings = place.settings().sources["outbox"]
         contract = contracts.get("openoutbox")
-        statements = contract.lane_statements(
-            TABLE.identifier, slots_table(TABLE).identifier, slots=2, ordering="key", lease=settings.lease
-        )
+        statements = contract.lane_statements(TABLE, settings)
         self.conn: Connection = connect(place.database.url, "owner")
         self.source = Source("outbox", settings, self.conn, statements, contract.upkeep(TABLE), Tally())
         self.slots = Slots(self.conn, TABLE, SLOTS, count, owner)

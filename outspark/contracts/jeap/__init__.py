@@ -1,0 +1,32 @@
+"""The `jeap` contract: the outbox of jEAP services, relayed instead of or in turn with their own relay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from outspark.contracts import attempts
+from outspark.contracts.jeap import check, lane, table
+from outspark.contracts.jeap.upkeep import JeapUpkeep
+from outspark.contracts.names import TableName
+
+
+class Jeap:
+    """Everything the rest of Outspark knows about this kind of table. Tables are given as `TableName`."""
+
+    name: Final = "jeap"
+    default_table: Final = str(table.DEFAULT_TABLE)
+
+    ddl = staticmethod(table.ddl)
+    statements = staticmethod(table.statements)
+    metadata = staticmethod(table.metadata)
+    check_table = staticmethod(check.check_table)
+    lane_statements = staticmethod(lane.lane_statements)
+    upkeep = JeapUpkeep
+
+    @staticmethod
+    def side_tables(table: TableName) -> Mapping[str, str]:
+        return {str(attempts.attempts_table(table)): attempts.compose(attempts.CREATE, table)}
+
+
+CONTRACT: Final = Jeap()

@@ -1,0 +1,182 @@
+"""The statements of a lane on a jEAP outbox. There is no status: what is neither sent nor failed is waiting.
+
+waiting ──claim, deliver──► sent        A claim leaves no mark: one relay at a time works on the table, by ShedLock,
+   ▲  │                                 and its lanes own slots of keys. Whoever sends at once, after its own commit,
+   │  └──settle──► failed               has until `schedule_after` for it.
+   └────resend────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from outspark.contracts.attempts import attempts_table
+from outspark.contracts.contract import LaneStatements
+from outspark.contracts.ids import text_array
+from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT
+from outspark.contracts.jeap.trace import Form, TraceColumns, headers
+from outspark.contracts.names import TableName
+from outspark.contracts.slots import FENCE, slots_table
+from outspark.event import Event
+
+if TYPE_CHECKING:
+    from outspark.settings import SourceSettings
+
+# Messages without a key keep their order among themselves, topic by topic. No hexadecimal begins with a slash.
+_ORDER_KEY = """coalesce(encode(e.key, 'hex'), '/' || e.topic)"""
+_SLOT = """mod(hashtextextended({order_key}, 0) & 255, {count})::int"""
+
+# The words of our optional index, so that the planner finds it.
+_WAITING = """(({unsent}) OR e.resend)"""
+_READY = """
+{waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
+  AND {slot} = ANY(%(slots)s::int[])
+  AND (cardinality(%(blocked)s::text[]) = 0 OR {order_key} <> ALL(%(blocked)s::text[]))"""
+
+_EVENT = """e.id::text, e.topic, e.key, e.message, e.created, {order_key}, e.cluster_name, e.message_id,
+  e.trace_id_high, e.trace_id, e.span_id, e.parent_span_id, e.trace_id_string, e.sampled, NULL::timestamptz"""
+
+_CLAIM = """
+-- Read the next messages of the owned slots, in the order of their ids; ownership alone keeps others away.
+SELECT {event} FROM {table} e
+WHERE {ready}
+ORDER BY e.id LIMIT %(limit)s
+"""
+
+_CLAIM_IDS = """
+-- Read named messages again: those whose wait is over, and suspects, which go out one by one.
+SELECT {event} FROM {table} e
+WHERE e.id = ANY(%(ids)s::bigint[]) AND {waiting}
+ORDER BY e.id
+"""
+
+_DELIVER = """
+-- Settle what the broker acknowledged, unless its sender was faster.
+WITH {fence}
+UPDATE {table} e SET sent_scheduled = clock_timestamp(), failed = NULL, resend = false
+WHERE e.id = ANY(%(ids)s::bigint[]) AND {waiting} AND (SELECT holds FROM fence)
+"""
+
+_SETTLE = """
+-- Settle the rest: skipped counts as sent, dead as failed. What waits for its next try stays as it is.
+WITH {fence}, outcomes AS MATERIALIZED (
+  SELECT * FROM unnest(%(ids)s::bigint[], %(states)s::text[], %(kinds)s::text[]) AS o(id, state, kind)
+), settled AS (
+  UPDATE {table} e
+  SET sent_scheduled = CASE o.state WHEN 'done' THEN clock_timestamp() ELSE e.sent_scheduled END,
+      failed = CASE o.state WHEN 'dead' THEN clock_timestamp() END,
+      fail_reason = CASE o.state WHEN 'dead' THEN CASE o.kind {reasons} END ELSE e.fail_reason END,
+      resend = false
+  FROM outcomes o
+  WHERE e.id = o.id AND o.state <> 'ready' AND {waiting} AND (SELECT holds FROM fence)
+  RETURNING 1
+)
+SELECT 1 FROM settled
+UNION ALL
+SELECT 1 FROM outcomes o WHERE o.state = 'ready' AND (SELECT holds FROM fence)
+"""
+
+_SUSPECTS = """
+-- What a vanished owner may have had in flight: the head of each slot.
+SELECT e.id::text, {order_key} FROM {table} e
+WHERE {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
+  AND {slot} = ANY(%(slots)s::int[]) AND {order_key} <> ALL(%(blocked)s::text[])
+ORDER BY e.id LIMIT %(limit)s
+"""
+
+_COUNT = """
+-- Count an attempt before a suspect goes out, so that one that kills its lane ends as failed.
+WITH {fence}, tried AS (
+  INSERT INTO {attempts_table} AS a (source, event_id, attempts, error)
+  SELECT %(source)s, id, 1, %(error)s FROM unnest(%(ids)s::text[]) AS id WHERE (SELECT holds FROM fence)
+  ON CONFLICT (source, event_id) DO UPDATE SET attempts = a.attempts + 1, at = clock_timestamp()
+  RETURNING a.event_id, a.attempts >= %(max_attempts)s AS last
+), died AS (
+  UPDATE {table} e SET failed = clock_timestamp(), fail_reason = 'GENERAL', resend = false
+  FROM tried WHERE e.id = tried.event_id::bigint AND tried.last AND {waiting}
+  RETURNING e.id
+)
+SELECT event_id, last FROM tried
+"""
+
+_NONE_WAITING = """
+-- Nothing in the table says that a message failed before and waits: a new owner tries at once
+SELECT NULL::text, NULL::text, NULL::float8 WHERE false
+"""
+
+_PARKED = """
+-- What waits behind a failed message.
+SELECT DISTINCT {order_key} FROM {table} e
+WHERE e.failed IS NOT NULL AND e.resend IS NOT TRUE AND {slot} = ANY(%(slots)s::int[])
+"""
+
+_NEXT_DUE = """
+-- How long until the next message is ours because its sender has not sent it
+SELECT extract(epoch FROM (
+  SELECT e.schedule_after FROM {table} e
+  WHERE e.schedule_after > now() AND e.send_immediately AND {unsent}
+  ORDER BY e.schedule_after LIMIT 1) - clock_timestamp())::float8
+"""
+
+
+def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatements:
+    """Owned slots and no mark on rows: settings allow nothing else on this table."""
+    order_key, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
+    parts: dict[str, sql.Composable] = {
+        "table": table.identifier,
+        "order_key": order_key,
+        "unsent": unsent,
+        "waiting": sql.SQL(_WAITING).format(unsent=unsent),
+        "event": sql.SQL(_EVENT).format(order_key=order_key),
+        "slot": sql.SQL(_SLOT).format(order_key=order_key, count=sql.Literal(settings.slots)),
+        "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),
+        "attempts_table": attempts_table(table).identifier,
+    }
+    reasons = (f"WHEN '{kind}' THEN '{reason}'" for kind, reason in FAIL_REASONS.items())
+    parts["reasons"] = sql.SQL(" ".join(reasons))
+    parts["ready"] = sql.SQL(_READY).format(**parts)
+
+    def text(template: str) -> str:
+        return sql.SQL(template).format(**parts).as_string(None)
+
+    return LaneStatements(
+        claim=text(_CLAIM),
+        claim_ids=text(_CLAIM_IDS),
+        deliver=text(_DELIVER),
+        deliver_all=text(_DELIVER),
+        settle=text(_SETTLE),
+        adopt=text(_NONE_WAITING),
+        suspects=text(_SUSPECTS),
+        count=text(_COUNT),
+        waiting=text(_NONE_WAITING),
+        parked=text(_PARKED),
+        next_due=text(_NEXT_DUE),
+        pack=text_array,
+        read=_reader(settings.jeap.trace),
+        low_water=False,
+        counts_attempts=False,
+    )
+
+
+def _reader(form: Form) -> Callable[[Sequence[tuple[Any, ...]]], list[Event]]:
+    def read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
+        return [
+            Event(
+                id=id,
+                type=topic,
+                key=None if key is None else key.decode(errors="surrogateescape"),
+                payload=message,
+                headers=None if trace[1] is None else headers(TraceColumns(*trace), form),
+                attempts=0,
+                created_at=created,
+                order_key=order_key,
+                cluster=cluster,
+                message_id=message_id,
+            )
+            for id, topic, key, message, created, order_key, cluster, message_id, *trace, _ in rows
+        ]
+
+    return read

@@ -1,0 +1,122 @@
+"""Housekeeping of a jEAP outbox: what is old goes, page by page, under the lock that jEAP's own takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from outspark.contracts.jeap.table import ddl
+from outspark.contracts.shedlock import HOUSEKEEPING
+from outspark.maintenance import Pruned
+from outspark.relay.housekeeping import Housekeeper
+from outspark.settings import Settings
+from tests.databases import Database
+from tests.waiting import wait_for
+
+HOLDER = "outspark/test/1"
+FILL = """
+INSERT INTO deferred_message (id, message, topic, message_id, message_idempotence_id, message_type_name, created,
+                              send_immediately, sent_immediately, sent_scheduled, failed, resend)
+SELECT nextval('deferred_message_sequence'), '', %(kind)s, 'm', 'i', 't', now() - %(created)s::interval, false,
+       now() - %(immediately)s::interval, now() - %(scheduled)s::interval, now() - %(failed)s::interval, %(resend)s
+FROM generate_series(1, %(count)s)"""
+
+
+def fill(conn: psycopg.Connection[Any], kind: str, count: int = 1, **ages: Any) -> None:
+    none = dict.fromkeys(("immediately", "scheduled", "failed"), None)
+    conn.execute(FILL, {"kind": kind, "count": count, "created": "1 day", "resend": False, **none, **ages})
+
+
+def left(conn: psycopg.Connection[Any]) -> dict[str, int]:
+    rows = conn.execute("SELECT topic, count(*) FROM deferred_message GROUP BY topic").fetchall()
+    return dict(rows)
+
+
+def housekeeper(database: Database, **jeap: Any) -> Housekeeper:
+    source = {"url": database.url, "contract": "jeap", "jeap": jeap}
+    made = Housekeeper.of(Settings.model_validate({"sources": {"shop": source}}).sources, HOLDER)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def conn(database: Database) -> psycopg.Connection[Any]:
+    conn = database.connect()
+    conn.execute(ddl().encode())
+    return conn
+
+
+def test_it_deletes_what_is_past_its_retention(database: Database, conn: psycopg.Connection[Any]) -> None:
+    fill(conn, "sent at once, long ago", 7, immediately="3 days")
+    fill(conn, "sent by the relay, long ago", 5, scheduled="3 days")
+    fill(conn, "sent lately", scheduled="1 day")
+    fill(conn, "sent twice, at last lately", immediately="3 days", scheduled="1 day")
+    fill(conn, "sent, to be sent again", scheduled="3 days", resend=True)
+    fill(conn, "never sent", 3, created="31 days")
+    fill(conn, "failed", 2, created="31 days", failed="30 days")
+    fill(conn, "failed lately", failed="1 hour")
+    fill(conn, "waiting", created="29 days")
+
+    assert housekeeper(database, page_size=2).clean("shop") == Pruned(delivered=12, dead=5)
+
+    kept = ("sent lately", "sent twice, at last lately", "sent, to be sent again", "failed lately", "waiting")
+    assert left(conn) == dict.fromkeys(kept, 1)
+
+
+def test_a_run_is_bounded(database: Database, conn: psycopg.Connection[Any]) -> None:
+    fill(conn, "sent", 10, scheduled="3 days")
+    fill(conn, "never sent", 10, created="31 days")
+
+    assert housekeeper(database, page_size=2, max_pages=3).clean("shop") == Pruned(delivered=6, dead=6)
+    assert left(conn) == {"sent": 4, "never sent": 4}
+
+
+def test_it_leaves_the_work_to_whoever_holds_the_lock(
+    database: Database, conn: psycopg.Connection[Any]
+) -> None:
+    fill(conn, "sent", scheduled="3 days")
+    take = "INSERT INTO shedlock SELECT %s, utc + interval '1 hour', utc, 'java' FROM timezone('utc', now()) AS utc"
+    conn.execute(take, [HOUSEKEEPING])
+
+    assert housekeeper(database).clean("shop") is None
+    assert left(conn) == {"sent": 1}
+
+    conn.execute("UPDATE shedlock SET lock_until = timezone('utc', now())")
+    assert housekeeper(database).clean("shop") == Pruned(delivered=1)
+    [(holder, over)] = conn.execute(
+        "SELECT locked_by, lock_until <= timezone('utc', now()) FROM shedlock"
+    ).fetchall()
+    assert (holder, over) == (HOLDER, True)
+
+
+@pytest.mark.parametrize(("ahead", "seconds"), [("2 hours", 7200), ("-2 hours", 79_200)])
+def test_it_waits_for_its_time_of_day(
+    database: Database, conn: psycopg.Connection[Any], ahead: str, seconds: int
+) -> None:
+    [(at,)] = conn.execute(
+        "SELECT to_char(timezone('utc', now() + %s::interval), 'HH24:MI')", [ahead]
+    ).fetchall()
+    keeper, stopping = housekeeper(database, housekeeping=at), threading.Event()
+    thread = threading.Thread(target=keeper.run, args=(stopping,), daemon=True)
+    thread.start()
+    try:
+        due = wait_for(lambda: keeper._due.get("shop", 0.0), what="a plan")
+    finally:
+        stopping.set()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert due - time.monotonic() == pytest.approx(seconds, abs=90)
+
+
+def test_it_can_be_switched_off() -> None:
+    def of(**source: Any) -> Housekeeper | None:
+        settings = Settings.model_validate({"sources": {"shop": {"url": "postgresql://x", **source}}})
+        return Housekeeper.of(settings.sources, HOLDER)
+
+    assert of(contract="jeap") is not None
+    assert of(contract="jeap", jeap={"housekeeping": "off"}) is None
+    assert of() is None

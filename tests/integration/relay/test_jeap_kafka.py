@@ -1,0 +1,167 @@
+"""A lane between a jEAP outbox and a real Kafka: what arrives, and what each refusal becomes in the table."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from types import EllipsisType
+
+import pytest
+from confluent_kafka import Message as Record
+from confluent_kafka.admin import AclOperation, ResourceType
+
+from outspark.outcome import DELIVERED
+from outspark.publishers import Publisher
+from outspark.relay.breaker import Destination
+from outspark.relay.lane import Lane
+from tests.databases import Database
+from tests.integration.publishers.kafka_rig import KafkaRig, acl, acls, records, sasl, shared_server
+from tests.integration.relay.jeap_place import JeapPlace, open_jeap_place
+from tests.integration.relay.place import close_place
+from tests.integration.relay.test_jeap import B3, TRACE, TRACEPARENT
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.needs("kafka")
+
+NO_CREATION = {"allow.auto.create.topics": False, "topic.metadata.propagation.max.ms": 500}
+BINARY = bytes(range(256))
+
+
+@pytest.fixture
+def rig() -> Iterator[KafkaRig]:
+    with closing(KafkaRig(shared_server())) as rig:
+        yield rig
+
+
+@pytest.fixture
+def place(database: Database) -> Iterator[JeapPlace]:
+    place = open_jeap_place(database, "kafka")
+    yield place
+    close_place(place)
+
+
+def lane(place: JeapPlace, publisher: Publisher) -> Lane:
+    return Lane(place.spec(), {"kafka": Destination("kafka", publisher, place.timeout)})
+
+
+def work(place: JeapPlace, publisher: Publisher) -> None:
+    place.work_to_the_end(lane(place, publisher))
+
+
+def headers(record: Record) -> dict[str, bytes | str | None]:
+    return dict(record.headers() or [])
+
+
+def values(rig: KafkaRig, topic: str, key: bytes | EllipsisType | None = ...) -> list[bytes]:
+    """In their order; of all keys, or of one."""
+    found = [record for record in records(rig.server, topic) if key in (..., record.key())]
+    return [record.value() or b"" for record in found]
+
+
+def test_what_arrives(place: JeapPlace, rig: KafkaRig) -> None:
+    place.source["jeap"] = {**place.source["jeap"], "trace": "both"}
+    place.send("binary", key=BINARY, topic=rig.topic, message_id="one", **TRACE)
+    place.send("empty", key=b"", topic=rig.topic)
+    place.send("none", topic=rig.topic)
+    place.change("none", message=BINARY)
+
+    work(place, rig.open())
+
+    found = {record.key(): record for record in records(rig.server, rig.topic)}
+    assert found.keys() == {BINARY, b"", None}
+    assert found[None].value() == BINARY
+    trace = {"traceparent": TRACEPARENT.encode(), "b3": B3.encode()}
+    assert headers(found[BINARY]) == {"X-Event-ID": b"one", **trace}
+    assert headers(found[None]) == {"X-Event-ID": b"id of none"}
+
+
+def test_order_by_key_and_without_one_by_topic(place: JeapPlace, rig: KafkaRig) -> None:
+    """Keys that are the same text in no encoding, and messages without a key, each in a topic of its own."""
+    topics = [rig.topic, f"{rig.topic}.second"]
+    rig.create_topic(topics[1])
+    keys = [b"\xff", b"\xfe", b"\xc3\xbf", None]
+    for number in range(120):
+        place.send(f"{number:03}", key=keys[number % 4], topic=topics[number % 8 // 4])
+
+    work(place, rig.open())
+
+    for topic in topics:
+        for key in keys:
+            numbers = values(rig, topic, key)
+            assert numbers == sorted(numbers)
+            assert len(numbers) == 15
+
+
+def test_each_refusal_has_its_reason_and_the_others_go_on(place: JeapPlace, rig: KafkaRig) -> None:
+    """One batch with everything that Kafka can refuse."""
+    small, secret = f"{rig.topic}.small", f"{rig.topic}.secret"
+    rig.create_topic(small, max_message_bytes="20000")
+    rig.create_topic(secret)
+    publisher = rig.open_at(rig.server.sasl_url, **sasl("relay"), **NO_CREATION)
+    with acls(rig, acl("relay", ResourceType.TOPIC, secret, AclOperation.WRITE)):
+        wait_for(lambda: publisher.publish([rig.message(topic=secret)], 5.0) != [DELIVERED], what="the ACL")
+        place.send("first", key=b"k", topic=rig.topic)
+        place.send("x" * 30_000, key=b"k", topic=small)
+        place.send("y" * 2_000_000, key=b"k", topic=rig.topic)
+        place.send("missing", key=b"k", topic=f"{rig.topic}.missing")
+        place.send("impossible", key=b"k", topic="no topic at all")
+        place.send("secret", key=b"k", topic=secret)
+        place.send("secret too", topic=secret)
+        place.send("last", key=b"k", topic=rig.topic)
+        place.send("other", key=b"other", topic=rig.topic)
+
+        work(place, publisher)
+
+    assert place.states() == {
+        "first": "sent",
+        "x" * 30_000: "MESSAGE_TOO_LARGE",
+        "y" * 2_000_000: "MESSAGE_TOO_LARGE",
+        "missing": "INVALID_TOPIC",
+        "impossible": "INVALID_TOPIC",
+        "secret": "UNAUTHORIZED_ON_TOPIC",
+        "secret too": "UNAUTHORIZED_ON_TOPIC",
+        "last": "sent",
+        "other": "sent",
+    }
+    arrived = values(rig, rig.topic)
+    assert sorted(arrived) == [b"first", b"last", b"other"]
+    assert arrived.index(b"first") < arrived.index(b"last")
+
+
+def test_what_failed_goes_out_when_its_topic_is_there(place: JeapPlace, rig: KafkaRig) -> None:
+    missing = f"{rig.topic}.missing"
+    publisher = rig.open(**NO_CREATION)
+    place.send("a", key=b"k", topic=missing)
+    work(place, publisher)
+    assert place.states() == {"a": "INVALID_TOPIC"}
+
+    rig.create_topic(missing)
+    place.change("a", resend=True)
+    work(place, publisher)
+
+    assert place.states() == {"a": "sent"}
+    assert values(rig, missing) == [b"a"]
+
+
+def test_while_kafka_is_away_nothing_fails_and_all_is_sent_after(place: JeapPlace, rig: KafkaRig) -> None:
+    place.timeout = 0.5
+    publisher = rig.open()
+    with place.working(lane(place, publisher)) as running:
+        place.send("first", key=b"k", topic=rig.topic)
+        wait_for(lambda: not place.waiting(), what="the first message")
+        os.kill(rig.server.pid, signal.SIGSTOP)
+        try:
+            place.send("a", "b", "c", key=b"k", topic=rig.topic)
+            place.send("d", topic=rig.topic)
+            wait_for(lambda: running.destinations and running.destinations["kafka"].open, what="the outage")
+            place.send("e", key=b"other", topic=rig.topic)
+            assert {state for name, state in place.states().items() if name != "first"} == {"waiting"}
+        finally:
+            os.kill(rig.server.pid, signal.SIGCONT)
+        wait_for(lambda: not place.waiting(), timeout=30, what="the end of the outage")
+
+    assert set(place.states().values()) == {"sent"}
+    # What was in flight may have come twice; nothing came before what stood in front of it.
+    assert list(dict.fromkeys(values(rig, rig.topic, b"k"))) == [b"first", b"a", b"b", b"c"]
