@@ -14,6 +14,7 @@ from outspark.bench import backlog
 from outspark.bench.backlog import Between
 from outspark.bench.brokers import Broker, BrokerName, open_broker
 from outspark.bench.plan import Plan
+from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.embedded.postgres import Postgres
 
 # A copy of files starts and ends with a checkpoint: every measurement begins with the same pages, all clean.
@@ -52,9 +53,11 @@ class Arena:
         self.server.close()
 
     @contextmanager
-    def database(self, pending: int = 0, finished: int = 0, between: Between = "nothing") -> Iterator[str]:
+    def database(
+        self, pending: int = 0, finished: int = 0, between: Between = "nothing", table: Table = OPENOUTBOX
+    ) -> Iterator[str]:
         """The URL of a database with an empty outbox and, aside, a backlog to be revealed."""
-        template = self._template(pending, finished, between)
+        template = self._template(pending, finished, between, table)
         self._copies += 1
         name = f"bench_{self._copies}"
         self._admin(COPY, name=name, template=template)
@@ -88,12 +91,12 @@ class Arena:
             )
             return dict(rows.fetchall())
 
-    def _template(self, pending: int, finished: int, between: Between) -> str:
-        name = f"loaded_{pending}_{finished}_{between}"
+    def _template(self, pending: int, finished: int, between: Between, table: Table) -> str:
+        name = f"{table.name}_{pending}_{finished}_{between}"
         if name not in self._templates:
             self._admin(CREATE, name=name)
             with psycopg.connect(self.server.url(name), autocommit=True) as conn:
-                backlog.create(conn, self.plan, pending, finished, between)
+                backlog.create(conn, self.plan, pending, finished, between, table)
             self._templates.add(name)
         return name
 

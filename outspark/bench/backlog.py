@@ -9,9 +9,10 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
+from outspark import contracts
 from outspark.bench.plan import Plan
+from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.contracts.names import TableName
-from outspark.contracts.openoutbox.table import statements
 from outspark.errors import OutsparkError
 from outspark.relay.connection import PLANNER
 
@@ -20,32 +21,12 @@ Between = Literal["nothing", "delivered", "stuck"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-OUTBOX = TableName("openoutbox_events", "public")
+OUTBOX = OPENOUTBOX.outbox
 ASIDE = TableName("backlog", "public")
 EVENT_TYPE = "bench.event"
 STUCK_TYPE = "bench.stuck"
 """Of events whose destination is down."""
 POINTS = 100
-
-LOAD = """
--- Events in order of time, with keys as chance spreads them; the older ones are delivered already.
--- Every second of the others may be delivered too, or be stuck; then it has keys of its own
-INSERT INTO {table} (event_id, event_type, partition_key, payload, status,
-                     available_at, created_at, updated_at, delivered_at)
-SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text END,
-       CASE WHEN stuck THEN 'stuck-' ELSE 'key-' END || (hashint8(n) & 2147483647) %% %(keys)s,
-       substring(decode(repeat(md5(n::text), %(repeats)s), 'hex') FROM 1 FOR %(payload)s), state, at, at, at,
-       CASE state WHEN 'DELIVERED' THEN at END
-FROM generate_series(1, %(finished)s::bigint + %(pending)s) AS n
-CROSS JOIN LATERAL (
-  SELECT n > %(finished)s AND (n - %(finished)s) %% 2 = 0 AS second,
-         now() - %(age)s + n * interval '1 microsecond' AS at
-) place
-CROSS JOIN LATERAL (
-  SELECT second AND %(between)s = 'stuck' AS stuck,
-         CASE WHEN n <= %(finished)s OR second AND %(between)s = 'delivered' THEN 'DELIVERED'
-              ELSE 'PENDING' END AS state
-) event"""
 
 VACUUM = "VACUUM (ANALYZE) {table}"
 
@@ -54,29 +35,14 @@ REVEAL = """
 ALTER TABLE {outbox} RENAME TO waiting_room;
 ALTER TABLE {aside} RENAME TO {name}"""
 
-NEWEST_LEFT = """
--- The newest event that is not delivered: the one a drain comes to last, so finding it reads one page.
--- Those that are stuck are left out
-SELECT coalesce(
-  (SELECT event_id FROM {table} WHERE status = 'PENDING' AND event_type = %(type)s
-   ORDER BY created_at DESC LIMIT 1),
-  (SELECT event_id FROM {table} WHERE status = 'DELIVERING' AND event_type = %(type)s
-   ORDER BY locked_at DESC LIMIT 1))"""
-
 CURVE = """
 -- How many seconds after the reveal each hundredth of the backlog was delivered
-SELECT extract(epoch FROM delivered_at - %(since)s)::float8 FROM (
-  SELECT delivered_at, row_number() OVER (ORDER BY delivered_at) AS position FROM {table}
-  WHERE status = 'DELIVERED' AND delivered_at >= %(since)s
+SELECT extract(epoch FROM sent_at - %(since)s)::float8 FROM (
+  SELECT {sent_at} AS sent_at, row_number() OVER (ORDER BY {sent_at}) AS position FROM {table}
+  WHERE {sent_at} >= %(since)s
 ) delivered
 WHERE position %% greatest(1, %(events)s / %(points)s) = 0 OR position = %(events)s
 ORDER BY position"""
-
-COUNT = """
--- Events delivered since the reveal, and all those that failed an attempt, are left, or went out though stuck
-SELECT count(*) FILTER (WHERE status = 'DELIVERED' AND delivered_at >= %(since)s),
-       count(*) FILTER (WHERE attempts > 0 OR (status = 'DELIVERED') <> (event_type = %(type)s))
-FROM {table}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +67,31 @@ class Drained:
         return self.curve[tenth - 1] / (self.curve[-1] - self.curve[-1 - tenth])
 
 
-def create(conn: Connection, plan: Plan, pending: int, finished: int, between: Between = "nothing") -> None:
+def create(
+    conn: Connection,
+    plan: Plan,
+    pending: int,
+    finished: int,
+    between: Between = "nothing",
+    table: Table = OPENOUTBOX,
+) -> None:
     """The empty outbox that lanes start on, and the loaded one beside it. Indexes come after the rows."""
-    for statement in statements(OUTBOX):
+    for statement in contracts.get(table.contract).statements(table.outbox):
         conn.execute(statement.encode())
-    table, *indexes = statements(ASIDE)
-    conn.execute(table.encode())
-    conn.execute(_compose(LOAD, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1), between))
-    for index in indexes:
-        conn.execute(index.encode())
+    for index in set(table.indexes) - set(table.shape.indexes):
+        conn.execute(table.shape.create_index(table.outbox, index).encode())
+    conn.execute(table.shape.create_table(ASIDE).encode())
+    conn.execute(
+        _compose(table.load, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1), between)
+    )
+    for index in table.indexes:
+        conn.execute(table.shape.create_index(ASIDE, index).encode())
     conn.execute(_compose(VACUUM, ASIDE))
 
 
 def append(conn: Connection, plan: Plan, events: int) -> None:
     """More events for lanes that are at work."""
-    conn.execute(_compose(LOAD, OUTBOX), _parameters(plan, events, 0, timedelta(seconds=1)))
+    conn.execute(_compose(OPENOUTBOX.load, OUTBOX), _parameters(plan, events, 0, timedelta(seconds=1)))
 
 
 def watch(url: str) -> Connection:
@@ -126,10 +102,11 @@ def watch(url: str) -> Connection:
     return conn
 
 
-def reveal(conn: Connection) -> datetime:
+def reveal(conn: Connection, table: Table = OPENOUTBOX) -> datetime:
     """Returns the moment from which the backlog was visible to all."""
+    outbox = table.outbox
     swap = sql.SQL(REVEAL).format(
-        outbox=OUTBOX.identifier, aside=ASIDE.identifier, name=sql.Identifier(OUTBOX.table)
+        outbox=outbox.identifier, aside=ASIDE.identifier, name=sql.Identifier(outbox.table)
     )
     with conn.transaction():
         conn.execute(swap)
@@ -137,19 +114,21 @@ def reveal(conn: Connection) -> datetime:
     return at
 
 
-def is_drained(conn: Connection) -> bool:
-    return _one(conn, _compose(NEWEST_LEFT, OUTBOX), {"type": EVENT_TYPE}) is None
+def is_drained(conn: Connection, table: Table = OPENOUTBOX) -> bool:
+    return _one(conn, _compose(table.newest_left, table.outbox), {"type": EVENT_TYPE}) is None
 
 
-def drained(conn: Connection, since: datetime, events: int) -> Drained:
+def drained(conn: Connection, since: datetime, events: int, table: Table = OPENOUTBOX) -> Drained:
     """The result, once every event is delivered at its first attempt; anything else is no drain."""
     # Counting reads it all: the settings that keep a lane from sorting would only be in the way.
     conn.execute("RESET ALL")
-    row = conn.execute(_compose(COUNT, OUTBOX), {"since": since, "type": EVENT_TYPE}).fetchone()
+    count = _compose(table.count, table.outbox)
+    row = conn.execute(count, {"since": since, "type": EVENT_TYPE}).fetchone()
     if row != (events, 0):
         raise OutsparkError(f"of {events} events, (delivered, failed, left or wrongly delivered) are {row}")
     times = {"since": since, "events": events, "points": POINTS}
-    curve = [seconds for (seconds,) in conn.execute(_compose(CURVE, OUTBOX), times)]
+    ranked = sql.SQL(CURVE).format(table=table.outbox.identifier, sent_at=sql.Identifier(table.sent_at))
+    curve = [seconds for (seconds,) in conn.execute(ranked, times)]
     return Drained(events, curve)
 
 

@@ -2,8 +2,9 @@
 
 Its claim is a fixed yardstick, the plain statement that anybody would write for a lease on rows: lock the oldest
 ready events, mark them, return them. So the ceiling does not move when a lane's own statements get better. Those,
-too, run inside the server beside it (`own`), with a low-water mark that rises with every batch. Both have the planner
-settings of a lane's session and its fenced settle, claim and settle each in a transaction of its own.
+too, run inside the server beside it (`own`), with a low-water mark that rises with every batch. Where a claim is only
+a look, there is nothing to mark, and a lane's own statements are the ceiling. All have the planner settings of a
+lane's session and its fenced settle, claim and settle each in a transaction of its own.
 What they lack is what a relay must add: rows that travel to a client, Python, a destination, and care about who
 else writes.
 """
@@ -20,11 +21,12 @@ import psycopg
 from psycopg import sql
 
 from outspark import contracts
-from outspark.bench.backlog import OUTBOX, Connection
+from outspark.bench.backlog import Connection
 from outspark.bench.plan import Plan
+from outspark.bench.tables import Table
 from outspark.contracts import slots as slot_statements
-from outspark.contracts.slots import slots_table
 from outspark.relay.connection import connect
+from outspark.settings import Lease, SourceSettings
 
 PROCEDURE = """
 -- Claim and settle until nothing is left; `_` names are the parameters of a lane's statements
@@ -41,7 +43,7 @@ BEGIN
   LOOP
     _claims := _claims + 1;
     _token := format('outspark/ceiling/%s/%s', _slots[1], _claims);
-    WITH claimed AS ({claim}) SELECT array_agg(event_id), {low} INTO _ids, _low FROM claimed;
+    WITH claimed AS MATERIALIZED ({claim}) SELECT array_agg({id}), {low} INTO _ids, _low FROM claimed;
     COMMIT;
     EXIT WHEN _ids IS NULL;
     {deliver};
@@ -78,6 +80,8 @@ class Ceiling:
 
     url: str
     plan: Plan
+    table: Table
+    lease: Lease = "row"
     own: bool = False
     pids: tuple[int, ...] = ()
     _clients: list[tuple[Connection, dict[int, int]]] = field(default_factory=list)
@@ -86,11 +90,11 @@ class Ceiling:
 
     def __enter__(self) -> Self:
         with psycopg.connect(self.url, autocommit=True) as conn:
-            conn.execute(slot_statements.compose(slot_statements.CREATE, OUTBOX).encode())
-            conn.execute(_procedure(self.plan, self.own))
+            conn.execute(slot_statements.compose(slot_statements.CREATE, self.table.outbox).encode())
+            conn.execute(self._procedure())
         for lane in range(self.plan.lanes):
             client = connect(self.url, f"ceiling {lane}")
-            self._clients.append((client, _take(client, range(lane, self.plan.slots, self.plan.lanes))))
+            self._clients.append((client, self._take(client, range(lane, self.plan.slots, self.plan.lanes))))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -114,28 +118,33 @@ class Ceiling:
 
     def _drain(self, conn: Connection, epochs: dict[int, int]) -> None:
         try:
-            conn.execute(CALL, [list(epochs), list(epochs.values()), str(OUTBOX), self.plan.batch])
+            source = str(self.table.outbox)
+            conn.execute(CALL, [list(epochs), list(epochs.values()), source, self.plan.batch])
         except psycopg.Error as error:
             self._errors.append(error)
 
+    def _take(self, conn: Connection, slots: Iterable[int]) -> dict[int, int]:
+        """Own the slots as a lane does, so that the fence of each settle has the same to check; slot -> epoch."""
+        outbox = self.table.outbox
+        take = slot_statements.compose(slot_statements.TAKE, outbox).encode()
+        mine = {"source": str(outbox), "slots": list(slots), "owner": "ceiling"}
+        return {slot: epoch for slot, epoch, _, _ in conn.execute(take, mine).fetchall()}
 
-def _take(conn: Connection, slots: Iterable[int]) -> dict[int, int]:
-    """Own the slots as a lane does, so that the fence of each settle has the same to check; slot -> epoch."""
-    take = slot_statements.compose(slot_statements.TAKE, OUTBOX).encode()
-    rows = conn.execute(take, {"source": str(OUTBOX), "slots": list(slots), "owner": "ceiling"}).fetchall()
-    return {slot: epoch for slot, epoch, _, _ in rows}
-
-
-def _procedure(plan: Plan, own: bool) -> sql.Composed:
-    statements = contracts.get("openoutbox").lane_statements(
-        OUTBOX.identifier, slots_table(OUTBOX).identifier, slots=plan.slots, ordering="key", lease="row"
-    )
-    plain = sql.SQL(PLAIN_CLAIM).format(table=OUTBOX.identifier, slots=sql.Literal(plan.slots))
-    return sql.SQL(PROCEDURE).format(
-        claim=_with_variables(statements.claim) if own else plain,
-        low=sql.SQL("min(created_at)" if own else "'-infinity'::timestamptz"),
-        deliver=_with_variables(statements.deliver),
-    )
+    def _procedure(self) -> sql.Composed:
+        table, slots = self.table, self.plan.slots
+        source = {"url": self.url, "contract": table.contract, "lease": self.lease, "slots": slots}
+        statements = contracts.get(table.contract).lane_statements(
+            table.outbox, SourceSettings.model_validate(source)
+        )
+        own = self.own or self.lease == "slot"
+        plain = sql.SQL(PLAIN_CLAIM).format(table=table.outbox.identifier, slots=sql.Literal(slots))
+        rises = own and statements.low_water
+        return sql.SQL(PROCEDURE).format(
+            claim=_with_variables(statements.claim) if own else plain,
+            id=sql.Identifier(table.id),
+            low=sql.SQL("min(created_at)" if rises else "'-infinity'::timestamptz"),
+            deliver=_with_variables(statements.deliver),
+        )
 
 
 def _with_variables(statement: str) -> sql.SQL:

@@ -28,6 +28,8 @@ SCENARIOS = {
     "writers": "what the doorbell leaves single-row writers of their rate",
     "finished": "with millions of finished rows in the table",
     "backlog": "the last tenth of a very long backlog beside its first",
+    "jeap": "an outbox of jEAP: its ceiling, bare lanes and Spark, and on Kafka beside jEAP's own way to relay",
+    "jeap-finished": "an outbox of jEAP with millions of sent messages in it",
     "idle": "CPU of a relay that has nothing to do",
     "soak": "memory over minutes of steady load",
 }
@@ -100,7 +102,7 @@ def bench(
 
     Starts a PostgreSQL and each broker of its own on this machine and stops them at the end; their data go to
     the temporary folder, so point TMPDIR to a real disk. A broker that this machine does not have is left out.
-    Everything with its defaults takes about two hours. Nothing else should run meanwhile.
+    Everything with its defaults takes more than two hours. Nothing else should run meanwhile.
 
     ```
     outspark bench                                 # all of it

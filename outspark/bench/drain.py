@@ -1,4 +1,5 @@
-"""One drain: the same backlog, revealed to the ceiling, to bare lanes or to the relay on Spark, and timed."""
+"""One drain: the same backlog, revealed to the ceiling, to bare lanes, to the relay on Spark or to what it stands in
+for, and timed."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from outspark.bench.brokers import Broker, BrokerName
 from outspark.bench.ceiling import Ceiling
 from outspark.bench.hosts import Hosts
 from outspark.bench.processes import Meter, Usage
+from outspark.bench.serial import Serial
+from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.embedded.server import HOST, free_port
 from outspark.errors import OutsparkError
 from outspark.settings import Lease
@@ -24,10 +27,12 @@ LOOK = 0.1
 SLOWEST = 200.0
 """Events a second below which a drain is taken to be stuck."""
 
+Host = Ceiling | Hosts | Serial
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    host: Literal["ceiling", "own", "bare", "spark"]
+    host: Literal["ceiling", "own", "bare", "spark", "serial"]
     lease: Lease
     events: int
     destination: Literal["null"] | BrokerName = "null"
@@ -36,6 +41,7 @@ class Case:
     """On bare lanes: each event is published by itself, and its answer awaited."""
     between: Between = "nothing"
     """As many other events lie between these; those that are stuck go to a destination that is down."""
+    table: Table = OPENOUTBOX
 
     @property
     def to(self) -> str:
@@ -46,6 +52,7 @@ class Case:
     def __str__(self) -> str:
         extra = f", {self.finished:,} finished" if self.finished else ""
         extra += f", as many {self.between}" if self.between != "nothing" else ""
+        extra += f", {self.table.name}" if self.table != OPENOUTBOX else ""
         return f"{self.host} {self.lease} {self.to}, {self.events:,} events{extra}"
 
 
@@ -75,7 +82,7 @@ class Sample:
 def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
     """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
     with ExitStack() as stack:
-        url = stack.enter_context(arena.database(case.events, case.finished, case.between))
+        url = stack.enter_context(arena.database(case.events, case.finished, case.between, case.table))
         broker = None if case.destination == "null" else stack.enter_context(arena.broker(case.destination))
         topic = broker.fresh_topic() if broker is not None else "{type}"
         host = _host(arena, case, url, broker, topic, profile)
@@ -86,22 +93,25 @@ def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
             roots["broker"] = [broker.pid]
         before = host.handovers()
         with Meter(roots) as meter:
-            since = backlog.reveal(conn)
+            since = backlog.reveal(conn, case.table)
             host.go()
-            _await_drained(conn, host, case.events)
+            _await_drained(conn, host, case)
         handovers = host.handovers() - before
         if broker is not None and (kept := broker.count(topic)) != case.events:
             raise OutsparkError(f"{broker.title} holds {kept} messages of {case.events} events")
-        drained = backlog.drained(conn, since, case.events)
+        drained = backlog.drained(conn, since, case.events, case.table)
         title = broker.title if broker is not None else "broker"
         return Sample(drained, meter.usage, meter.seconds, handovers, title)
 
 
 def _host(
     arena: Arena, case: Case, url: str, broker: Broker | None, topic: str, profile: Path | None
-) -> Ceiling | Hosts:
+) -> Host:
     if case.host == "ceiling" or case.host == "own":
-        return Ceiling(url, arena.plan, own=case.host == "own")
+        return Ceiling(url, arena.plan, case.table, case.lease, own=case.host == "own")
+    if case.host == "serial":
+        assert broker is not None
+        return Serial(url, case.table.outbox, broker.settings(), topic)
     destinations: dict[str, Any] = {"bench": broker.settings() if broker is not None else {"type": "null"}}
     routes = [{"match": "*", "destination": "bench", "topic": topic}]
     if case.between == "stuck":
@@ -111,7 +121,8 @@ def _host(
         case.host,
         url,
         arena.plan,
-        lease=case.lease,
+        case.table,
+        case.lease,
         destinations=destinations,
         routes=routes,
         one_by_one=case.one_by_one,
@@ -124,10 +135,10 @@ def down() -> dict[str, Any]:
     return {"type": "nats", "url": f"nats://{HOST}:{free_port()}"}
 
 
-def _await_drained(conn: Connection, host: Ceiling | Hosts, events: int) -> None:
-    deadline = time.monotonic() + 60 + events / SLOWEST
-    while not backlog.is_drained(conn):
+def _await_drained(conn: Connection, host: Host, case: Case) -> None:
+    deadline = time.monotonic() + 60 + case.events / SLOWEST
+    while not backlog.is_drained(conn, case.table):
         host.check()
         if time.monotonic() >= deadline:
-            raise OutsparkError(f"{events} events were not drained in time")
+            raise OutsparkError(f"{case.events} events were not drained in time")
         time.sleep(LOOK)

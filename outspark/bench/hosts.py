@@ -17,8 +17,9 @@ from typing import IO, Any, Literal, Self
 import psycopg
 from psycopg import sql
 
-from outspark.bench.backlog import OUTBOX, Connection
+from outspark.bench.backlog import Connection
 from outspark.bench.plan import Plan
+from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.contracts.slots import slots_table
 from outspark.errors import OutsparkError
 from outspark.settings import Lease
@@ -41,6 +42,7 @@ class Hosts:
     host: Host
     url: str
     plan: Plan
+    table: Table = OPENOUTBOX
     lease: Lease = "row"
     destinations: Mapping[str, Any] = field(default_factory=lambda: {"bench": {"type": "null"}})
     routes: Sequence[Mapping[str, str]] = ()
@@ -104,7 +106,7 @@ class Hosts:
     def handovers(self) -> int:
         """Shifts that followed another one so far, over all lanes."""
         with psycopg.connect(self.url, autocommit=True) as conn:
-            return (_epochs(conn)[2] - self.plan.slots) * self.plan.lanes // self.plan.slots
+            return (self._epochs(conn)[2] - self.plan.slots) * self.plan.lanes // self.plan.slots
 
     def _start(self, order: dict[str, Any]) -> None:
         process = subprocess.Popen(
@@ -125,7 +127,7 @@ class Hosts:
         deadline = time.monotonic() + START_TIMEOUT + self.plan.shift
         with psycopg.connect(self.url, autocommit=True) as conn:
             while True:
-                owned, taken, _ = _epochs(conn)
+                owned, taken, _ = self._epochs(conn)
                 if owned == self.plan.slots and taken >= shifts:
                     return
                 self.check()
@@ -136,7 +138,8 @@ class Hosts:
     def _settings(self) -> dict[str, Any]:
         source = {
             "url": self.url,
-            "table": str(OUTBOX),
+            "contract": self.table.contract,
+            "table": str(self.table.outbox),
             "lease": self.lease,
             "slots": self.plan.slots,
             "batch_size": self.plan.batch,
@@ -144,6 +147,9 @@ class Hosts:
             "doorbell": self.doorbell,
             "transform": self.transform,
         }
+        if self.table.contract == "jeap":
+            # Not in the middle of a drain, whatever the time of the day.
+            source["jeap"] = {"housekeeping": "off"}
         # A plain process has no successor: its one shift lasts for as long as the bench needs it.
         shift = f"{self.plan.shift:g}s" if self.host == "spark" else "24h"
         return {
@@ -159,12 +165,11 @@ class Hosts:
             return "(no log)"
         return "\n".join(Path(self._log.name).read_text().splitlines()[-20:]) or "(nothing)"
 
-
-def _epochs(conn: Connection) -> tuple[int, int, int]:
-    """Zeros while the lanes have not made the table yet."""
-    table = slots_table(OUTBOX).identifier
-    try:
-        row = conn.execute(sql.SQL(EPOCHS).format(slots_table=table)).fetchone()
-    except psycopg.errors.UndefinedTable:
-        row = None
-    return (0, 0, 0) if row is None else (row[0], row[1], row[2])
+    def _epochs(self, conn: Connection) -> tuple[int, int, int]:
+        """Zeros while the lanes have not made the table yet."""
+        table = slots_table(self.table.outbox).identifier
+        try:
+            row = conn.execute(sql.SQL(EPOCHS).format(slots_table=table)).fetchone()
+        except psycopg.errors.UndefinedTable:
+            row = None
+        return (0, 0, 0) if row is None else (row[0], row[1], row[2])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from outspark.bench.arena import Arena
+from outspark.bench.jeap import measure_jeap, measure_jeap_finished
 from outspark.bench.outage import measure_outage
 from outspark.bench.plan import Plan
 from outspark.bench.publishing import measure_broker
@@ -29,6 +30,8 @@ MEASURES: dict[str, Callable[[Run], None]] = {
     "writers": measure_writers,
     "finished": measure_finished,
     "backlog": measure_backlog,
+    "jeap": measure_jeap,
+    "jeap-finished": measure_jeap_finished,
     "idle": measure_idle,
     "soak": measure_soak,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +10,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outspark.bench.results import Results
+from outspark.bench.results import Results, Row
 
 Panel = Callable[[Axes, Results], None]
 
 BROKERS = ("nats", "kafka", "rabbitmq", "redis")
-COLOURS = {"ceiling": "#8a8f98", "own": "#b9bdc4", "bare": "#4c9be8", "spark": "#e8743b"}
+JEAP = ("jeap", "jeap-finished")
+COLOURS = {"ceiling": "#8a8f98", "own": "#b9bdc4", "serial": "#b9bdc4", "bare": "#4c9be8", "spark": "#e8743b"}
 
 
 def write_plot(results: Results, path: Path) -> None:
@@ -25,6 +26,8 @@ def write_plot(results: Results, path: Path) -> None:
         panels.append(_rates)
     if any(row.rate for row in results.rows if row.scenario in BROKERS):
         panels.append(_brokers)
+    if any(row.rate for row in results.rows if row.scenario in JEAP):
+        panels.append(_jeap)
     curves: dict[str, Panel] = {"trickle": _latencies, "backlog": _backlog, "soak": _memory}
     for prefix, panel in curves.items():
         if any(name.startswith(prefix) for name in results.curves):
@@ -53,10 +56,24 @@ def _rates(axes: Axes, results: Results) -> None:
 
 def _brokers(axes: Axes, results: Results) -> None:
     rows = [row for row in results.rows if row.scenario in BROKERS and row.rate and row.destination != "null"]
-    labels = [f"{row.destination} {row.host} {row.lease}" for row in rows]
-    axes.barh(labels, [row.rate or 0.0 for row in rows], color=[COLOURS[row.host] for row in rows])
-    axes.invert_yaxis()
+    _bars(axes, rows, [f"{row.destination} {row.host} {row.lease}" for row in rows])
     axes.set_title("To brokers, events/s")
+
+
+def _jeap(axes: Axes, results: Results) -> None:
+    rows = [row for row in results.rows if row.scenario in JEAP and row.rate]
+    labels = [f"{row.host} {row.destination}" for row in rows]
+    notes = [row.note if row.scenario == "jeap-finished" else "" for row in rows]
+    _bars(axes, rows, ["\n".join(filter(None, lines)) for lines in zip(labels, notes, strict=True)])
+    axes.set_title("An outbox of jEAP, events/s")
+
+
+def _bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str]) -> None:
+    """By place, not by label: two rows may be called the same."""
+    places = range(len(rows))
+    axes.barh(places, [row.rate or 0.0 for row in rows], color=[COLOURS[row.host] for row in rows])
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
 
 
 def _latencies(axes: Axes, results: Results) -> None:

@@ -10,7 +10,13 @@ from rich.table import Table
 
 from outspark.bench.results import WARM_UP, Results, Row, Target
 
-HOSTS = {"ceiling": "ceiling (SQL)", "own": "lane's SQL", "bare": "bare lanes", "spark": "on Spark"}
+HOSTS = {
+    "ceiling": "ceiling (SQL)",
+    "own": "lane's SQL",
+    "bare": "bare lanes",
+    "spark": "on Spark",
+    "serial": "jEAP's shape",
+}
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "scenario": lambda row: row.scenario,
@@ -41,9 +47,9 @@ METHOD = """\
 All rows come from one run, on an embedded PostgreSQL with its own defaults. For each drain the database is a copy of
 the same files, made right after a checkpoint. Whoever drains is up and warm and waits on an empty outbox: the lanes
 own their slots, and on Spark each has handed over once. Then the loaded table takes the place of the empty one, in
-one transaction; the time runs from there to the last `delivered_at`, both by the database's clock. At the end every
-event must be delivered at its first attempt, or the run fails. Drains that are compared take turns, and medians of
-the rounds count.
+one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP), both by the
+database's clock. At the end every event must be delivered at its first attempt, or the run fails. Drains that are
+compared take turns, and medians of the rounds count.
 
 - **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
   planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning), a yardstick that
@@ -57,6 +63,13 @@ the rounds count.
   broker's own count.
 - **one by one**: bare lanes with the same client, which publish each event by itself and await its answer;
   {single_events:,} events.
+- **jeap**: the table with its seven indexes and our optional one, every second message marked for immediate sending
+  and overdue, each with a trace. Lanes hold the ShedLock row as in production. Its ceiling is the loop in SQL with the
+  statements that lanes use there, and the ratios of its rows are to that one.
+- **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client looks for 5 messages, sends
+  each by itself, awaits its answer and marks it in a transaction of its own. It is played in Python, with the same
+  Kafka client; {single_events:,} events.
+- **jeap-finished**: sent messages in the table, with our optional index; and, once, without it.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from rich.progress import Progress, TaskID
@@ -12,6 +12,7 @@ from outspark.bench.arena import Arena
 from outspark.bench.drain import Case, Sample, drain
 from outspark.bench.plan import Plan
 from outspark.bench.results import Results, Row, Target
+from outspark.settings import ContractName
 
 
 @dataclass(slots=True)
@@ -19,8 +20,8 @@ class Run:
     arena: Arena
     results: Results
     progress: Progress
-    ceiling: float | None = None
-    """Median rate of the ceiling, once it is known."""
+    ceilings: dict[ContractName, float] = field(default_factory=dict)
+    """Median rate of each table's ceiling, once it is known."""
     _task: TaskID | None = None
 
     @property
@@ -36,11 +37,14 @@ class Run:
         if self._task is not None:
             self.progress.advance(self._task)
 
-    def rounds(self, scenario: str, cases: Sequence[Case]) -> dict[Case, list[Sample]]:
+    def rounds(
+        self, scenario: str, cases: Sequence[Case], rounds: int | None = None
+    ) -> dict[Case, list[Sample]]:
         """Drain every case once a round, taking turns: what the machine does meanwhile hits all alike."""
-        self.begin(scenario, self.plan.rounds * len(cases))
+        rounds = rounds or self.plan.rounds
+        self.begin(scenario, rounds * len(cases))
         samples: dict[Case, list[Sample]] = {case: [] for case in cases}
-        for _ in range(self.plan.rounds):
+        for _ in range(rounds):
             for case in cases:
                 sample = drain(self.arena, case)
                 samples[case].append(sample)
@@ -52,7 +56,7 @@ class Run:
 
     def add_drains(self, scenario: str, samples: dict[Case, list[Sample]]) -> None:
         for case, drains in samples.items():
-            self.add(self._row(scenario, case, drains))
+            self.add(_row(scenario, case, drains, self.ceilings.get(case.table.contract)))
 
     def leave_out(self, scenario: str, reason: str) -> None:
         """One line instead of a measurement that this machine cannot make."""
@@ -69,34 +73,35 @@ class Run:
             soft_wrap=True,
         )
 
-    def _row(self, scenario: str, case: Case, drains: Sequence[Sample]) -> Row:
-        rate = median(sample.drained.rate for sample in drains)
-        return Row(
-            scenario=scenario,
-            host=case.host,
-            lease=case.lease,
-            destination=case.to,
-            events=case.events,
-            rates=[sample.drained.rate for sample in drains],
-            rate=rate,
-            ratio=rate / self.ceiling if self.ceiling else None,
-            cpu=_median(sample.cpu_per_1000("ours") for sample in drains),
-            cpu_postgres=_median(sample.cpu_per_1000("postgres") for sample in drains),
-            cpu_broker=_median(sample.cpu_per_1000("broker") for sample in drains),
-            memory=max(sample.usage["ours"].peak for sample in drains) or None,
-            handovers=sum(sample.handovers for sample in drains),
-            note=_note(case, drains[-1]),
-        )
-
 
 def paired(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
     """Median over the rounds of how one rate stands to the other."""
     return median(a.drained.rate / b.drained.rate for a, b in zip(samples[one], samples[other], strict=True))
 
 
+def _row(scenario: str, case: Case, drains: Sequence[Sample], ceiling: float | None) -> Row:
+    rate = median(sample.drained.rate for sample in drains)
+    return Row(
+        scenario=scenario,
+        host=case.host,
+        lease=case.lease,
+        destination=case.to,
+        events=case.events,
+        rates=[sample.drained.rate for sample in drains],
+        rate=rate,
+        ratio=rate / ceiling if ceiling else None,
+        cpu=_median(sample.cpu_per_1000("ours") for sample in drains),
+        cpu_postgres=_median(sample.cpu_per_1000("postgres") for sample in drains),
+        cpu_broker=_median(sample.cpu_per_1000("broker") for sample in drains),
+        memory=max(sample.usage["ours"].peak for sample in drains) or None,
+        handovers=sum(sample.handovers for sample in drains),
+        note=_note(case, drains[-1]),
+    )
+
+
 def _note(case: Case, sample: Sample) -> str:
     if case.finished:
-        return f"{case.finished:,} finished rows"
+        return f"{case.finished:,} finished rows" + f", {case.table.note}" * bool(case.table.note)
     if case.between != "nothing":
         other = "for a destination that is down" if case.between == "stuck" else "that are delivered"
         return f"between {case.events:,} events {other}"

@@ -24,7 +24,7 @@ def measure_drain(run: Run) -> None:
     samples = run.rounds(
         "drain", [ceiling, own, *(case for pair in zip(bare, spark, strict=True) for case in pair)]
     )
-    run.ceiling = median(sample.drained.rate for sample in samples[ceiling])
+    run.ceilings["openoutbox"] = median(sample.drained.rate for sample in samples[ceiling])
     run.add_drains("drain", samples)
     for case in spark:
         name = f"Spark, lease {case.lease}, of the ceiling"

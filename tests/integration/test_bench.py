@@ -22,6 +22,8 @@ from outspark.bench.publishing import measure_broker
 from outspark.bench.report import print_report, write_docs
 from outspark.bench.results import Results, Row, Target
 from outspark.bench.run import Run
+from outspark.bench.serial import Serial
+from outspark.bench.tables import JEAP, JEAP_AS_IT_IS
 from outspark.bench.trickle import install_doorbell
 from outspark.errors import OutsparkError
 from tests.waiting import wait_for
@@ -49,6 +51,13 @@ def arena() -> Iterator[Arena]:
         pytest.param(Case("bare", "row", 1000, "redis", one_by_one=True), marks=pytest.mark.needs("redis")),
         pytest.param(Case("bare", "row", EVENTS, between="stuck"), marks=pytest.mark.needs("nats")),
         pytest.param(Case("spark", "slot", EVENTS), marks=pytest.mark.needs("spark")),
+        Case("ceiling", "slot", EVENTS, table=JEAP),
+        Case("bare", "slot", EVENTS, table=JEAP),
+        Case("bare", "slot", EVENTS, finished=1000, table=JEAP_AS_IT_IS),
+        pytest.param(Case("bare", "slot", EVENTS, "redis", table=JEAP), marks=pytest.mark.needs("redis")),
+        pytest.param(
+            Case("serial", "slot", 500, "redis", table=JEAP_AS_IT_IS), marks=pytest.mark.needs("redis")
+        ),
     ],
     ids=str,
 )
@@ -60,7 +69,7 @@ def test_a_drain_delivers_everything_and_says_how(arena: Arena, case: Case) -> N
     assert curve == sorted(curve)
     assert 0 < curve[0] <= sample.drained.seconds <= sample.seconds
     assert sample.usage["postgres"].cpu > 0
-    assert (sample.usage["ours"].peak > 0) == (case.host != "ceiling")
+    assert (sample.usage["ours"].peak > 0) == (case.host in ("bare", "spark"))
     assert ("broker" in sample.usage) == (case.destination != "null")
     assert ("Redis" in sample.cores_used()) == (case.destination == "redis")
 
@@ -78,6 +87,19 @@ def test_an_event_left_behind_fails_the_drain(arena: Arena) -> None:
             backlog.drained(conn, since, EVENTS)
 
 
+def test_a_message_left_behind_fails_the_drain_of_a_jeap_outbox(arena: Arena) -> None:
+    with arena.database(EVENTS, finished=100, table=JEAP) as url, backlog.watch(url) as conn:
+        since = backlog.reveal(conn, JEAP)
+        assert not backlog.is_drained(conn, JEAP)
+        conn.execute("UPDATE deferred_message SET sent_scheduled = clock_timestamp() WHERE id > 100")
+        assert backlog.is_drained(conn, JEAP)
+        assert len(backlog.drained(conn, since, EVENTS, JEAP).curve) == backlog.POINTS
+        conn.execute("UPDATE deferred_message SET sent_scheduled = NULL WHERE id = 107")
+        assert not backlog.is_drained(conn, JEAP)
+        with pytest.raises(OutsparkError, match=str(EVENTS)):
+            backlog.drained(conn, since, EVENTS, JEAP)
+
+
 def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena) -> None:
     with arena.database(EVENTS, between="stuck") as url, backlog.watch(url) as conn:
         since = backlog.reveal(conn)
@@ -89,6 +111,17 @@ def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena)
         conn.execute(deliver + " WHERE partition_key = 'stuck-7'")
         with pytest.raises(OutsparkError, match="wrongly delivered"):
             backlog.drained(conn, since, EVENTS)
+
+
+def test_the_shape_of_jeap_sends_in_the_order_of_ids(arena: Arena) -> None:
+    with arena.database(200, table=JEAP_AS_IT_IS) as url, backlog.watch(url) as conn:
+        with Serial(url, JEAP.outbox, {"type": "null"}, "topic") as serial:
+            backlog.reveal(conn, JEAP_AS_IT_IS)
+            serial.go()
+            wait_for(lambda: backlog.is_drained(conn, JEAP_AS_IT_IS), what="an empty outbox")
+            serial.check()
+        ids = [id for (id,) in conn.execute("SELECT id FROM deferred_message ORDER BY sent_scheduled")]
+    assert ids == list(range(1, 201))
 
 
 @pytest.mark.needs("nats")
@@ -189,11 +222,28 @@ def test_a_broker_beside_bare_lanes(tmp_path: Path) -> None:
     assert "- **Redis**: " in page.read_text()
 
 
+@pytest.mark.needs("kafka", "spark")
+def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) -> None:
+    results = _measure(tmp_path, "jeap")
+    assert [(row.host, row.destination) for row in results.rows] == [
+        ("ceiling", "–"),
+        ("bare", "null"),
+        ("spark", "null"),
+        ("bare", "kafka"),
+        ("spark", "kafka"),
+        ("serial", "kafka"),
+    ]
+    assert results.rows[0].ratio == 1.0
+    assert [target.wanted for target in results.targets] == [0.8, 20]
+
+
 def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
     results = _results()
     results.rows.append(Row("drain", "ceiling", "row", "–", rate=2.0, ratio=1.0))
     results.rows.append(Row("drain", "spark", "row", "null", rate=1.8, ratio=0.9))
     results.rows.append(Row("kafka", "bare", "row", "kafka, one by one", rate=0.1))
+    results.rows.append(Row("jeap", "serial", "slot", "kafka", rate=0.1, note="cores used: …"))
+    results.rows.append(Row("jeap-finished", "spark", "slot", "null", rate=1.5, note="5 finished rows"))
     times = [0.1 * hundredth for hundredth in range(1, 101)]
     results.curves = {"trickle polling": [-0.1, 5.0, 20.0], "backlog row": times, "soak": [[0, 10], [60, 11]]}
     write_plot(results, tmp_path / "all.png")
@@ -205,6 +255,16 @@ def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
 def test_an_unknown_scenario_is_refused() -> None:
     with pytest.raises(Exception, match="drain, share, nats"):
         command.main(["--only", "everything"])
+
+
+def _measure(folder: Path, scenario: str, *flags: str) -> Results:
+    data = folder / "bench.json"
+    size = ["--quick", "--events", str(EVENTS), "--batch", "200", *flags]
+    assert (
+        command.main([*size, "--only", scenario, "--json", str(data), "--plot", str(folder / "plot.png")])
+        == 0
+    )
+    return Results.load(data)
 
 
 def _results() -> Results:

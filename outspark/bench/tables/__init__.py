@@ -1,0 +1,9 @@
+"""The tables that the bench drains: how each is filled, and how one reads off it how a drain went."""
+
+from __future__ import annotations
+
+from outspark.bench.tables.jeap import JEAP, JEAP_AS_IT_IS
+from outspark.bench.tables.openoutbox import OPENOUTBOX
+from outspark.bench.tables.table import Table
+
+__all__ = ["JEAP", "JEAP_AS_IT_IS", "OPENOUTBOX", "Table"]

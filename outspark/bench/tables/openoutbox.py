@@ -1,0 +1,55 @@
+"""The table of Open Outbox in the bench."""
+
+from __future__ import annotations
+
+from outspark.bench.tables.table import Table
+from outspark.contracts.names import TableName
+from outspark.contracts.openoutbox.table import SHAPE
+
+LOAD = """
+-- Events in order of time, with keys as chance spreads them; the older ones are delivered already.
+-- Every second of the others may be delivered too, or be stuck; then it has keys of its own
+INSERT INTO {table} (event_id, event_type, partition_key, payload, status,
+                     available_at, created_at, updated_at, delivered_at)
+SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text END,
+       CASE WHEN stuck THEN 'stuck-' ELSE 'key-' END || (hashint8(n) & 2147483647) %% %(keys)s,
+       substring(decode(repeat(md5(n::text), %(repeats)s), 'hex') FROM 1 FOR %(payload)s), state, at, at, at,
+       CASE state WHEN 'DELIVERED' THEN at END
+FROM generate_series(1, %(finished)s::bigint + %(pending)s) AS n
+CROSS JOIN LATERAL (
+  SELECT n > %(finished)s AND (n - %(finished)s) %% 2 = 0 AS second,
+         now() - %(age)s + n * interval '1 microsecond' AS at
+) place
+CROSS JOIN LATERAL (
+  SELECT second AND %(between)s = 'stuck' AS stuck,
+         CASE WHEN n <= %(finished)s OR second AND %(between)s = 'delivered' THEN 'DELIVERED'
+              ELSE 'PENDING' END AS state
+) event"""
+
+NEWEST_LEFT = """
+-- The newest event that is not delivered: the one a drain comes to last, so finding it reads one page.
+-- Those that are stuck are left out
+SELECT coalesce(
+  (SELECT event_id FROM {table} WHERE status = 'PENDING' AND event_type = %(type)s
+   ORDER BY created_at DESC LIMIT 1),
+  (SELECT event_id FROM {table} WHERE status = 'DELIVERING' AND event_type = %(type)s
+   ORDER BY locked_at DESC LIMIT 1))"""
+
+COUNT = """
+-- Events delivered since the reveal, and all those that failed an attempt, are left, or went out though stuck
+SELECT count(*) FILTER (WHERE status = 'DELIVERED' AND delivered_at >= %(since)s),
+       count(*) FILTER (WHERE attempts > 0 OR (status = 'DELIVERED') <> (event_type = %(type)s))
+FROM {table}"""
+
+OPENOUTBOX = Table(
+    name="openoutbox",
+    contract="openoutbox",
+    outbox=TableName("openoutbox_events", "public"),
+    shape=SHAPE,
+    indexes=SHAPE.indexes,
+    id="event_id",
+    sent_at="delivered_at",
+    load=LOAD,
+    newest_left=NEWEST_LEFT,
+    count=COUNT,
+)

@@ -1,0 +1,31 @@
+"""What the bench has to know of a contract's table. All SQL names it `{table}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outspark.contracts.names import TableName
+from outspark.contracts.shape import Index, Shape
+from outspark.settings import ContractName
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: str
+    contract: ContractName
+    outbox: TableName
+    """What lanes look at, with its schema."""
+    shape: Shape
+    indexes: tuple[Index, ...]
+    id: str
+    """The column that a claim answers first."""
+    sent_at: str
+    """The column that says when an event was delivered."""
+    load: str
+    """Puts in `finished` events and then `pending` ones."""
+    newest_left: str
+    """The newest event that is not delivered: the one a drain comes to last, so finding it reads one page."""
+    count: str
+    """Answers how many events were delivered since the reveal, and how many are not as they should be."""
+    note: str = ""
+    """What is special about it, for the report."""
