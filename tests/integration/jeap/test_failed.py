@@ -51,6 +51,16 @@ def test_they_are_counted_by_time_and_by_whether_they_are_to_be_sent_again(
     assert (messages.count(conn), messages.count(conn, resend=True)) == (3, 1)
 
 
+def test_ids_are_in_the_order_of_numbers(place: Place, conn: psycopg.Connection) -> None:
+    with place.outbox().transaction(conn) as tx:
+        ids = tx.send_scheduled(*(message() for _ in range(12)))
+    conn.execute(FAIL, {"n": ids[-1], "ids": ids})
+    messages, found = FailedMessages(), [0]
+    while page := messages.find(conn, after_id=found[-1], limit=5):
+        found += [each.id for each in page]
+    assert found == [0, *range(1, 13)]
+
+
 def test_they_are_found_page_by_page_in_the_order_of_their_ids(
     place: Place, conn: psycopg.Connection, failed: list[int]
 ) -> None:
