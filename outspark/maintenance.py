@@ -78,7 +78,7 @@ class Maintenance:
     def discard(self, which: DeadFilter, limit: int | None = None) -> list[str]:
         """Delete dead events for good; answers the ids that are gone."""
         discarded = self._in_batches(self._upkeep.discard, which, limit)
-        self._forget_deliveries()
+        self._forget_settled()
         return discarded
 
     def count_prunable(self, retention: Retention) -> Pruned:
@@ -109,7 +109,7 @@ class Maintenance:
                 mark, more, batches = pruned.mark, pruned.deleted == batch, batches + 1
                 done = done.plus(how, pruned.deleted)
                 yield done
-        self._forget_deliveries()
+        self._forget_settled()
 
     def reap(self, lease: timedelta, max_attempts: int, batch: int = 100) -> Reaped:
         """Give back at most `batch` leases older than `lease`; each counts as an attempt."""
@@ -133,9 +133,9 @@ class Maintenance:
                 break
         return changed
 
-    def _forget_deliveries(self) -> None:
+    def _forget_settled(self) -> None:
         with self._transaction():
-            self._upkeep.forget_deliveries(self._conn)
+            self._upkeep.forget_settled(self._conn)
 
     def _until_now(self, which: DeadFilter) -> DeadFilter:
         # What dies again while we are at it must not be requeued again, or this might never end.

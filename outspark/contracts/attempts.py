@@ -26,10 +26,6 @@ FORGET = """\
 -- These events begin anew.
 DELETE FROM {attempts_table} WHERE source = %(source)s AND event_id = ANY(%(ids)s::text[])"""
 
-FORGET_OLD = """\
--- What was tried so long ago has come to an end.
-DELETE FROM {attempts_table} WHERE source = %(source)s AND at < %(before)s"""
-
 
 def attempts_table(outbox: TableName) -> TableName:
     """It lives beside the outbox, in the same schema."""

@@ -125,8 +125,8 @@ class Upkeep(Protocol):
         """Delete the next batch, oldest first, passing over rows that somebody has locked."""
         ...
 
-    def forget_deliveries(self, conn: psycopg.Connection[Any]) -> int:
-        """Drop what `outspark_deliveries` remembers of events that are gone; 0 where there is no such table."""
+    def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
+        """Drop what small tables of ours remember of events that are through or gone; harmless without such tables."""
         ...
 
     def reap(

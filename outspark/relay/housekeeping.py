@@ -105,4 +105,6 @@ class Housekeeper:
             autocommit=True,
             connect_timeout=10,
             application_name="outspark housekeeping",
+            # ShedLock's times have no zone, and a service may have given its table times that do.
+            options="-c TimeZone=UTC",
         )

@@ -141,6 +141,14 @@ WITH forgotten AS (
 SELECT count(*) FROM forgotten"""
 
 
+FORGET_ATTEMPTS = """
+-- Forget the attempts of messages that do not wait any more
+DELETE FROM {attempts_table} a
+WHERE a.source = %(source)s AND NOT EXISTS (
+  SELECT 1 FROM {table} e WHERE e.id = a.event_id::bigint AND (({unsent}) OR e.resend))
+RETURNING 1"""
+
+
 class JeapUpkeep:
     """`Upkeep` for one table."""
 
@@ -203,12 +211,16 @@ class JeapUpkeep:
         parameters = {"before": before, "limit": limit}
         return PrunedBatch(*self._rows(conn, PRUNE, parameters, ended=sql.SQL(_ENDED[how]))[0])
 
-    def forget_deliveries(self, conn: psycopg.Connection[Any]) -> int:
-        name = deliveries_table(self._table).identifier
-        if not self._is_there(conn, name):
-            return 0
-        parameters = {"source": str(self._table)}
-        return int(self._rows(conn, FORGET_DELIVERIES, parameters, deliveries_table=name)[0][0])
+    def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
+        source = {"source": str(self._table)}
+        tried, been = (
+            attempts.attempts_table(self._table).identifier,
+            deliveries_table(self._table).identifier,
+        )
+        if self._is_there(conn, tried):
+            self._rows(conn, FORGET_ATTEMPTS, source, attempts_table=tried)
+        if self._is_there(conn, been):
+            self._rows(conn, FORGET_DELIVERIES, source, deliveries_table=been)
 
     def reap(self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int) -> Reaped:
         """A claim leaves no mark, so there is nothing to give back."""

@@ -197,13 +197,10 @@ class OpenOutboxUpkeep:
         parameters = {"before": before, "mark": mark, "limit": limit}
         return PrunedBatch(*self._rows(conn, PRUNE, parameters, **_finished(how))[0])
 
-    def forget_deliveries(self, conn: psycopg.Connection[Any]) -> int:
+    def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
         name = deliveries_table(self._table).identifier
-        if not self._rows(conn, EXISTS, {"name": name.as_string(None)})[0][0]:
-            return 0
-        return int(
-            self._rows(conn, FORGET_DELIVERIES, {"source": str(self._table)}, deliveries_table=name)[0][0]
-        )
+        if self._rows(conn, EXISTS, {"name": name.as_string(None)})[0][0]:
+            self._rows(conn, FORGET_DELIVERIES, {"source": str(self._table)}, deliveries_table=name)
 
     def reap(self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int) -> Reaped:
         rows = self._rows(conn, REAP, {"lease": lease, "max_attempts": max_attempts, "limit": limit})

@@ -9,7 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from outspark.contracts import attempts
 from outspark.contracts.jeap.table import ddl
+from outspark.contracts.names import TableName
 from outspark.contracts.shedlock import HOUSEKEEPING
 from outspark.maintenance import Pruned
 from outspark.relay.housekeeping import Housekeeper
@@ -65,6 +67,21 @@ def test_it_deletes_what_is_past_its_retention(database: Database, conn: psycopg
 
     kept = ("sent lately", "sent twice, at last lately", "sent, to be sent again", "failed lately", "waiting")
     assert left(conn) == dict.fromkeys(kept, 1)
+
+
+def test_attempts_of_messages_that_are_through_are_forgotten(
+    database: Database, conn: psycopg.Connection[Any]
+) -> None:
+    fill(conn, "sent", scheduled="1 day")
+    fill(conn, "waiting")
+    conn.execute(attempts.compose(attempts.CREATE, TableName("deferred_message")).encode())
+    conn.execute(
+        "INSERT INTO outspark_attempts SELECT 'public.deferred_message', id, 3, 'x' FROM deferred_message"
+    )
+
+    housekeeper(database).clean("shop")
+
+    assert conn.execute("SELECT event_id FROM outspark_attempts").fetchall() == [("2",)]
 
 
 def test_a_run_is_bounded(database: Database, conn: psycopg.Connection[Any]) -> None:
