@@ -24,6 +24,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "faults: kills, outages and restarts on purpose; `make faults` runs these"
     )
+    config.addinivalue_line(
+        "markers",
+        "long: of `faults`, what takes minutes and has a short form in the suite; only `make faults` runs it",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "faults" in config.getoption("markexpr"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

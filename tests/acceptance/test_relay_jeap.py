@@ -125,6 +125,8 @@ def test_it_takes_turns_with_a_java_relay(service: Service, start_relay: StartRe
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.faults
+@pytest.mark.long
 def test_a_relay_that_is_killed_is_followed_when_its_lock_runs_out(
     service: Service, start_relay: StartRelay
 ) -> None:

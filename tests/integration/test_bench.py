@@ -222,6 +222,8 @@ def test_a_broker_beside_bare_lanes(tmp_path: Path) -> None:
     assert "- **Redis**: " in page.read_text()
 
 
+@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.needs("kafka", "spark")
 def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) -> None:
     results = _measure(tmp_path, "jeap")
