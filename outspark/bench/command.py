@@ -91,9 +91,11 @@ def bench(
         typer.Option(metavar="FILE", help="Also write this Markdown page, with the picture beside it."),
     ] = None,
     again: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            "--from", metavar="FILE", help="Measure nothing: report from the JSON of an earlier run."
+            "--from",
+            metavar="FILE",
+            help="Measure nothing: report from the JSON of an earlier run. May be repeated, for one done in parts.",
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 when a target was missed.")] = False,
@@ -146,12 +148,16 @@ def _measure(plan: Plan, only: list[str], quick: bool, json: Path) -> Results:
     return results
 
 
-def _load(path: Path) -> Results:
+def _load(paths: list[Path]) -> Results:
     from outspark.bench.results import Results
 
-    if not path.is_file():
-        raise SettingsError(f"--from {path}: there is no such file; --json of an earlier run wrote one")
-    return Results.load(path)
+    for path in paths:
+        if not path.is_file():
+            raise SettingsError(f"--from {path}: there is no such file; --json of an earlier run wrote one")
+    first, *rest = map(Results.load, paths)
+    for part in rest:
+        first.add(part)
+    return first
 
 
 def _report(results: Results, plot: Path, docs: Path | None) -> None:

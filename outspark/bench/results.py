@@ -75,6 +75,16 @@ class Results:
         data["targets"] = [{**asdict(target), "passed": target.passed} for target in self.targets]
         path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
+    def add(self, part: Results) -> None:
+        """Another part of the same bench, measured on the same machine."""
+        self.command = f"{self.command}`, `{part.command}"
+        self.quick = self.quick or part.quick
+        self.rows += part.rows
+        self.targets += part.targets
+        self.profiles |= part.profiles
+        self.left_out |= part.left_out
+        self.curves |= part.curves
+
     @classmethod
     def load(cls, path: Path) -> Results:
         data = json.loads(path.read_text())

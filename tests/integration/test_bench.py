@@ -239,6 +239,27 @@ def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) 
     assert [target.wanted for target in results.targets] == [0.8, 20]
 
 
+def test_a_run_in_parts_makes_one_page(tmp_path: Path) -> None:
+    parts = []
+    for number, name in enumerate(("drain", "share")):
+        part = _results()
+        part.command += f" --only {name}"
+        part.rows.append(Row(name, "spark", "row", "null", rate=1.0))
+        part.targets.append(Target(name, "≥", 1.0, float(number), "×"))
+        part.save(tmp_path / f"{name}.json")
+        parts += ["--from", str(tmp_path / f"{name}.json")]
+    page = tmp_path / "page.md"
+
+    assert command.main([*parts, "--docs", str(page), "--plot", str(tmp_path / "plot.png"), "--strict"]) == 1
+
+    text = page.read_text()
+    assert "Written by `outspark bench --only drain`, `outspark bench --only share`;" in text
+    assert ("| drain | ≥ 1 × | 0 × | ✗ missed |" in text, "| share | ≥ 1 × | 1 × | ✓ |" in text) == (
+        True,
+        True,
+    )
+
+
 def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
     results = _results()
     results.rows.append(Row("drain", "ceiling", "row", "–", rate=2.0, ratio=1.0))

@@ -17,7 +17,7 @@ from outspark.contracts.attempts import attempts_table
 from outspark.contracts.contract import LaneStatements
 from outspark.contracts.ids import text_array
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT
-from outspark.contracts.jeap.trace import Form, TraceColumns, headers
+from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
 from outspark.event import Event
@@ -36,8 +36,13 @@ _READY = """
   AND {slot} = ANY(%(slots)s::int[])
   AND (cardinality(%(blocked)s::text[]) = 0 OR {order_key} <> ALL(%(blocked)s::text[]))"""
 
-_EVENT = """e.id::text, e.topic, e.key, e.message, e.created, {order_key}, e.cluster_name, e.message_id,
-  e.trace_id_high, e.trace_id, e.span_id, e.parent_span_id, e.trace_id_string, e.sampled, NULL::timestamptz"""
+# A driver's work goes by columns, so the ids of a trace come in one, and there is none for the order key.
+_EVENT = """e.id::text, e.topic, e.key, e.message, e.created, e.cluster_name, e.message_id,
+  int8send(coalesce(e.trace_id_high, 0)) || int8send(nullif(e.trace_id, 0)) || int8send(nullif(e.span_id, 0)),
+  {parent}, e.sampled, NULL::timestamptz"""
+
+# Only B3 tells of the parent.
+_PARENT: dict[Form, str] = {"w3c": "NULL::bigint", "b3": "e.parent_span_id", "both": "e.parent_span_id"}
 
 _CLAIM = """
 -- Read the next messages of the owned slots, in the order of their ids; ownership alone keeps others away.
@@ -130,7 +135,7 @@ def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatement
         "order_key": order_key,
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
-        "event": sql.SQL(_EVENT).format(order_key=order_key),
+        "event": sql.SQL(_EVENT).format(parent=sql.SQL(_PARENT[settings.jeap.trace])),
         "slot": sql.SQL(_SLOT).format(order_key=order_key, count=sql.Literal(settings.slots)),
         "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),
         "attempts_table": attempts_table(table).identifier,
@@ -165,18 +170,18 @@ def _reader(form: Form) -> Callable[[Sequence[tuple[Any, ...]]], list[Event]]:
     def read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
         return [
             Event(
-                id=id,
-                type=topic,
-                key=None if key is None else key.decode(errors="surrogateescape"),
-                payload=message,
-                headers=None if trace[1] is None else headers(TraceColumns(*trace), form),
-                attempts=0,
-                created_at=created,
-                order_key=order_key,
-                cluster=cluster,
-                message_id=message_id,
+                id,
+                topic,
+                None if key is None else key.decode("utf-8", "surrogateescape"),
+                message,
+                None if ids is None else packed_headers(ids, parent, sampled, form),
+                0,
+                created,
+                f"/{topic}" if key is None else key.hex(),
+                cluster,
+                message_id,
             )
-            for id, topic, key, message, created, order_key, cluster, message_id, *trace, _ in rows
+            for id, topic, key, message, created, cluster, message_id, ids, parent, sampled, _ in rows
         ]
 
     return read

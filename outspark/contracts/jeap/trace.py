@@ -46,21 +46,21 @@ def headers(trace: TraceColumns, form: Form) -> dict[str, str] | None:
     """None where no trace was captured. A trace whose sampling is not known counts as sampled."""
     if not trace.trace_id or not trace.span_id:
         return None
-    id = _hex(trace.trace_id_high or 0) + _hex(trace.trace_id)
-    span, sampled = _hex(trace.span_id), trace.sampled is not False
-    found = {}
-    if form != "b3":
-        found["traceparent"] = f"00-{id}-{span}-{int(sampled):02x}"
-    if form != "w3c":
-        parent = f"-{_hex(trace.parent_span_id)}" if trace.parent_span_id else ""
-        found["b3"] = f"{id}-{span}-{int(sampled)}{parent}"
-    return found
+    halves = ((value or 0) & _MASK for value in (trace.trace_id_high, trace.trace_id, trace.span_id))
+    ids = b"".join(value.to_bytes(8, "big") for value in halves)
+    return packed_headers(ids, trace.parent_span_id, trace.sampled, form)
+
+
+def packed_headers(ids: bytes, parent: int | None, sampled: bool | None, form: Form) -> dict[str, str]:
+    """The same from 24 bytes: both halves of the trace id and the span's, most significant first."""
+    id, span = ids[:16].hex(), ids[16:].hex()
+    flag = "0" if sampled is False else "1"
+    if form == "w3c":
+        return {"traceparent": f"00-{id}-{span}-0{flag}"}
+    b3 = f"{id}-{span}-{flag}" + (f"-{parent & _MASK:016x}" if parent else "")
+    return {"b3": b3} if form == "b3" else {"traceparent": f"00-{id}-{span}-0{flag}", "b3": b3}
 
 
 def _signed(hexadecimal: str) -> int:
     value = int(hexadecimal, 16)
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _hex(value: int) -> str:
-    return f"{value & _MASK:016x}"
