@@ -69,7 +69,8 @@ compared take turns, and medians of the rounds count.
 - **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client looks for 5 messages, sends
   each by itself, awaits its answer and marks it in a transaction of its own. It is played in Python, with the same
   Kafka client; {single_events:,} events.
-- **jeap-finished**: sent messages in the table, with our optional index; and, once, without it.
+- **jeap-finished**: sent messages in the table, with our optional index; and, once, without it and with
+  {single_events:,} events.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
