@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.jeap import lane as jeap_statements
+from outspark.contracts.jeap.table import order_key as jeap_order_key
 from outspark.contracts.openoutbox import lane as statements
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
@@ -136,6 +137,11 @@ def ignore_schedule_after() -> None:
 def ignore_topic_order() -> None:
     """Messages without a key are spread by their id, as if they had no order."""
     _replace("_ORDER_KEY", "'/' || e.topic", "'/' || e.id", jeap_statements)
+
+    def order_key(key: bytes | None, topic: str) -> str:
+        return f"/{uuid4()}" if key is None else jeap_order_key(key, topic)
+
+    _set(jeap_statements, "order_key", order_key)
 
 
 def claim_backwards() -> None:

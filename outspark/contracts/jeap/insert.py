@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from psycopg import sql
 
-from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, sequence
+from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key, sequence
 from outspark.contracts.jeap.trace import Form, TraceColumns, headers
 from outspark.contracts.names import TableName
 from outspark.event import Event
@@ -128,7 +128,7 @@ def events(
             headers=carried,
             attempts=0,
             created_at=created,
-            order_key=f"/{row.topic}" if row.key is None else row.key.hex(),
+            order_key=order_key(row.key, row.topic),
             cluster=row.cluster,
             message_id=row.message_id,
         )

@@ -16,7 +16,7 @@ from psycopg import sql
 from outspark.contracts.attempts import attempts_table
 from outspark.contracts.contract import LaneStatements
 from outspark.contracts.ids import text_array
-from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT
+from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
@@ -129,14 +129,14 @@ SELECT extract(epoch FROM (
 
 def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatements:
     """Owned slots and no mark on rows: settings allow nothing else on this table."""
-    order_key, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
+    ordered_by, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
-        "order_key": order_key,
+        "order_key": ordered_by,
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
         "event": sql.SQL(_EVENT).format(parent=sql.SQL(_PARENT[settings.jeap.trace])),
-        "slot": sql.SQL(_SLOT).format(order_key=order_key, count=sql.Literal(settings.slots)),
+        "slot": sql.SQL(_SLOT).format(order_key=ordered_by, count=sql.Literal(settings.slots)),
         "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),
         "attempts_table": attempts_table(table).identifier,
     }
@@ -177,7 +177,7 @@ def _reader(form: Form) -> Callable[[Sequence[tuple[Any, ...]]], list[Event]]:
                 None if ids is None else packed_headers(ids, parent, sampled, form),
                 0,
                 created,
-                f"/{topic}" if key is None else key.hex(),
+                order_key(key, topic),
                 cluster,
                 message_id,
             )

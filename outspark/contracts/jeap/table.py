@@ -105,6 +105,11 @@ READY = Index(
 """What waits, in order. Without it, looking for what is ready walks over every message that was ever sent."""
 
 
+def order_key(key: bytes | None, topic: str) -> str:
+    """What order is kept by, as the statements of a lane have it too: messages without a key keep it by their topic."""
+    return f"/{topic}" if key is None else key.hex()
+
+
 def sequence(table: TableName) -> TableName:
     return table.sibling("sequence")
 
