@@ -1,4 +1,4 @@
-"""The servers of a run: a fresh copy of the same loaded database for every measurement, and its brokers."""
+"""The servers of a run: a PostgreSQL with a database for everybody that is measured, and brokers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import psycopg
 from psycopg import sql
 
 from outspark.bench import backlog
-from outspark.bench.backlog import Between
 from outspark.bench.brokers import Broker, BrokerName, open_broker
 from outspark.bench.plan import Plan
 from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.embedded.postgres import Postgres
 
-# A copy of files starts and ends with a checkpoint: every measurement begins with the same pages, all clean.
-COPY = "CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"
 CREATE = "CREATE DATABASE {name}"
 DROP = "DROP DATABASE IF EXISTS {name} WITH (FORCE)"
 
@@ -41,8 +38,7 @@ class Arena:
 
     plan: Plan
     server: Postgres = field(default_factory=Postgres)
-    _templates: set[str] = field(default_factory=set)
-    _copies: int = 0
+    _databases: int = 0
     _brokers: dict[BrokerName, Broker] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -53,16 +49,16 @@ class Arena:
         self.server.close()
 
     @contextmanager
-    def database(
-        self, pending: int = 0, finished: int = 0, between: Between = "nothing", table: Table = OPENOUTBOX
-    ) -> Iterator[str]:
-        """The URL of a database with an empty outbox and, aside, a backlog to be revealed."""
-        template = self._template(pending, finished, between, table)
-        self._copies += 1
-        name = f"bench_{self._copies}"
-        self._admin(COPY, name=name, template=template)
+    def database(self, table: Table = OPENOUTBOX) -> Iterator[str]:
+        """The URL of a database with an empty outbox."""
+        self._databases += 1
+        name = f"bench_{self._databases}"
+        self._admin(CREATE, name=name)
         try:
-            yield self.server.url(name)
+            url = self.server.url(name)
+            with psycopg.connect(url, autocommit=True) as conn:
+                backlog.create(conn, table)
+            yield url
         finally:
             self._admin(DROP, name=name)
 
@@ -79,26 +75,12 @@ class Arena:
             finally:
                 del self._brokers[name]
 
-    def clear(self) -> None:
-        """Drop the loaded templates; the large ones take gigabytes."""
-        while self._templates:
-            self._admin(DROP, name=self._templates.pop())
-
     def settings(self) -> dict[str, str]:
         with psycopg.connect(self.server.url()) as conn:
             rows = conn.execute(
                 "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name", [list(SHOWN)]
             )
             return dict(rows.fetchall())
-
-    def _template(self, pending: int, finished: int, between: Between, table: Table) -> str:
-        name = f"{table.name}_{pending}_{finished}_{between}"
-        if name not in self._templates:
-            self._admin(CREATE, name=name)
-            with psycopg.connect(self.server.url(name), autocommit=True) as conn:
-                backlog.create(conn, self.plan, pending, finished, between, table)
-            self._templates.add(name)
-        return name
 
     def _admin(self, statement: str, **names: str) -> None:
         identifiers = {key: sql.Identifier(name) for key, name in names.items()}

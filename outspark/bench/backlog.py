@@ -1,8 +1,9 @@
-"""A backlog as the bench uses it: loaded aside, shown to waiting lanes in one instant, timed by the database."""
+"""A backlog as the bench uses it: loaded aside, shown to waiting lanes in one instant, timed by the database, and
+loaded anew for the same lanes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -34,6 +35,13 @@ REVEAL = """
 -- Put the loaded table in the place of the empty one that the lanes look at
 ALTER TABLE {outbox} RENAME TO waiting_room;
 ALTER TABLE {aside} RENAME TO {name}"""
+
+HIDE = """
+-- Give the lanes the empty table back
+ALTER TABLE {outbox} RENAME TO {aside_name};
+ALTER TABLE waiting_room RENAME TO {name}"""
+
+DROP = "DROP TABLE IF EXISTS {table}"
 
 CURVE = """
 -- How many seconds after the reveal each hundredth of the backlog was delivered
@@ -67,91 +75,120 @@ class Drained:
         return self.curve[tenth - 1] / (self.curve[-1] - self.curve[-1 - tenth])
 
 
-def create(
-    conn: Connection,
-    plan: Plan,
-    pending: int,
-    finished: int,
-    between: Between = "nothing",
-    table: Table = OPENOUTBOX,
-) -> None:
-    """The empty outbox that lanes start on, and the loaded one beside it. Indexes come after the rows."""
+@dataclass(slots=True)
+class Backlog:
+    """What the lanes of one database drain, again and again: `load` aside, `reveal`, and when it `is_drained`, how."""
+
+    conn: Connection
+    plan: Plan
+    table: Table = OPENOUTBOX
+    pending: int = 0
+    finished: int = 0
+    between: Between = "nothing"
+    event_type: str = EVENT_TYPE
+    _rows: int = field(default=0, init=False)
+    """Rows that were ever loaded into the table that is kept."""
+    _revealed: datetime | None = field(default=None, init=False)
+
+    def load(self, event_type: str = EVENT_TYPE) -> None:
+        """A fresh table with a backlog; where finished rows belong to it, those that were drained stay among them."""
+        if self._revealed is not None:
+            self._swap(HIDE)
+            self._revealed = None
+        self.event_type = event_type
+        kept = self.finished > 0 and self._rows > 0
+        if not kept:
+            self._run(DROP)
+            self.conn.execute(self.table.shape.create_table(ASIDE).encode())
+            self._rows = 0
+        age = timedelta(hours=1)
+        pending = self.pending if self.between == "nothing" else self.pending * 2
+        finished = 0 if kept else self.finished
+        values = _values(self.plan, self._rows, finished, pending, age)
+        values |= {"type": event_type, "stuck_type": STUCK_TYPE, "between": self.between}
+        self.conn.execute(_compose(self.table.load, ASIDE), values)
+        self._rows += finished + pending
+        if not kept:
+            for index in self.table.indexes:
+                self.conn.execute(self.table.shape.create_index(ASIDE, index).encode())
+        self._run(VACUUM)
+        # Every drain begins with clean pages.
+        self.conn.execute("CHECKPOINT")
+
+    def reveal(self) -> None:
+        """The clock starts when the backlog is visible to all."""
+        # To look on as the lanes do keeps our questions cheap.
+        for name, value in PLANNER.items():
+            self.conn.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
+        self._swap(REVEAL)
+        self._revealed = self._one(sql.SQL("SELECT clock_timestamp()"))
+
+    def is_drained(self) -> bool:
+        newest = _compose(self.table.newest_left, self.table.outbox)
+        return self._one(newest, {"type": self.event_type}) is None
+
+    def drained(self) -> Drained:
+        """The result, once every event is delivered at its first attempt; anything else is no drain."""
+        # Counting reads it all: the settings that keep a lane from sorting would only be in the way.
+        self.conn.execute("RESET ALL")
+        since = {"since": self._revealed}
+        count = _compose(self.table.count, self.table.outbox)
+        row = self.conn.execute(count, {**since, "type": self.event_type}).fetchone()
+        if row != (self.pending, 0):
+            raise OutsparkError(
+                f"of {self.pending} events, (delivered, failed, left or wrongly delivered) are {row}"
+            )
+        outbox, sent_at = self.table.outbox.identifier, sql.Identifier(self.table.sent_at)
+        ranked = sql.SQL(CURVE).format(table=outbox, sent_at=sent_at)
+        times = {**since, "events": self.pending, "points": POINTS}
+        return Drained(self.pending, [seconds for (seconds,) in self.conn.execute(ranked, times)])
+
+    def _swap(self, statements: str) -> None:
+        outbox = self.table.outbox
+        swap = sql.SQL(statements).format(
+            outbox=outbox.identifier,
+            name=sql.Identifier(outbox.table),
+            aside=ASIDE.identifier,
+            aside_name=sql.Identifier(ASIDE.table),
+        )
+        with self.conn.transaction():
+            self.conn.execute(swap)
+
+    def _run(self, template: str) -> None:
+        self.conn.execute(_compose(template, ASIDE))
+
+    def _one(self, statement: sql.SQL | sql.Composed, parameters: dict[str, Any] | None = None) -> Any:
+        row = self.conn.execute(statement, parameters).fetchone()
+        return None if row is None else row[0]
+
+
+def create(conn: Connection, table: Table = OPENOUTBOX) -> None:
+    """The empty outbox that lanes start on."""
     for statement in contracts.get(table.contract).statements(table.outbox):
         conn.execute(statement.encode())
     for index in set(table.indexes) - set(table.shape.indexes):
         conn.execute(table.shape.create_index(table.outbox, index).encode())
-    conn.execute(table.shape.create_table(ASIDE).encode())
-    conn.execute(
-        _compose(table.load, ASIDE), _parameters(plan, pending, finished, timedelta(hours=1), between)
-    )
-    for index in table.indexes:
-        conn.execute(table.shape.create_index(ASIDE, index).encode())
-    conn.execute(_compose(VACUUM, ASIDE))
 
 
 def append(conn: Connection, plan: Plan, events: int) -> None:
     """More events for lanes that are at work."""
-    conn.execute(_compose(OPENOUTBOX.load, OUTBOX), _parameters(plan, events, 0, timedelta(seconds=1)))
+    values = _values(plan, 0, 0, events, timedelta(seconds=1))
+    values |= {"type": EVENT_TYPE, "stuck_type": STUCK_TYPE, "between": "nothing"}
+    conn.execute(_compose(OPENOUTBOX.load, OUTBOX), values)
 
 
-def watch(url: str) -> Connection:
-    """A connection for looking on: it plans as the lanes do, so that its questions stay cheap."""
-    conn = psycopg.connect(url, autocommit=True, application_name="outspark bench")
-    for name, value in PLANNER.items():
-        conn.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
-    return conn
-
-
-def reveal(conn: Connection, table: Table = OPENOUTBOX) -> datetime:
-    """Returns the moment from which the backlog was visible to all."""
-    outbox = table.outbox
-    swap = sql.SQL(REVEAL).format(
-        outbox=outbox.identifier, aside=ASIDE.identifier, name=sql.Identifier(outbox.table)
-    )
-    with conn.transaction():
-        conn.execute(swap)
-    at: datetime = _one(conn, "SELECT clock_timestamp()")
-    return at
-
-
-def is_drained(conn: Connection, table: Table = OPENOUTBOX) -> bool:
-    return _one(conn, _compose(table.newest_left, table.outbox), {"type": EVENT_TYPE}) is None
-
-
-def drained(conn: Connection, since: datetime, events: int, table: Table = OPENOUTBOX) -> Drained:
-    """The result, once every event is delivered at its first attempt; anything else is no drain."""
-    # Counting reads it all: the settings that keep a lane from sorting would only be in the way.
-    conn.execute("RESET ALL")
-    count = _compose(table.count, table.outbox)
-    row = conn.execute(count, {"since": since, "type": EVENT_TYPE}).fetchone()
-    if row != (events, 0):
-        raise OutsparkError(f"of {events} events, (delivered, failed, left or wrongly delivered) are {row}")
-    times = {"since": since, "events": events, "points": POINTS}
-    ranked = sql.SQL(CURVE).format(table=table.outbox.identifier, sent_at=sql.Identifier(table.sent_at))
-    curve = [seconds for (seconds,) in conn.execute(ranked, times)]
-    return Drained(events, curve)
-
-
-def _parameters(
-    plan: Plan, pending: int, finished: int, age: timedelta, between: Between = "nothing"
-) -> dict[str, Any]:
+def _values(plan: Plan, rows: int, finished: int, pending: int, age: timedelta) -> dict[str, Any]:
+    """For a table's `load`, which numbers its rows from `rows` on."""
     return {
-        "type": EVENT_TYPE,
-        "stuck_type": STUCK_TYPE,
-        "between": between,
+        "rows": rows,
+        "finished": finished,
+        "pending": pending,
         "keys": plan.keys,
         "payload": plan.payload,
         "repeats": plan.payload // 16 + 1,
-        "pending": pending if between == "nothing" else pending * 2,
-        "finished": finished,
         "age": age,
     }
 
 
 def _compose(template: str, table: TableName) -> sql.Composed:
     return sql.SQL(template).format(table=table.identifier)
-
-
-def _one(conn: Connection, statement: Any, parameters: dict[str, Any] | None = None) -> Any:
-    row = conn.execute(statement, parameters).fetchone()
-    return None if row is None else row[0]

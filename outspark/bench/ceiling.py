@@ -104,10 +104,20 @@ class Ceiling:
             conn.close()
 
     def go(self) -> None:
+        self._threads.clear()
         for conn, epochs in self._clients:
             thread = threading.Thread(target=self._drain, args=(conn, epochs), daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def pause(self) -> None:
+        """It is at rest by itself."""
+
+    def resume(self) -> None:
+        """It begins at `go`."""
+
+    def await_ready(self) -> None:
+        """It always is."""
 
     def handovers(self) -> int:
         return 0

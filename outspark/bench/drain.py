@@ -1,18 +1,19 @@
-"""One drain: the same backlog, revealed to the ceiling, to bare lanes, to the relay on Spark or to what it stands in
-for, and timed."""
+"""Drains: a backlog, revealed to the ceiling, to bare lanes, to the relay on Spark or to what it stands in for, and
+timed."""
 
 from __future__ import annotations
 
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from outspark.bench import backlog
+import psycopg
+
 from outspark.bench.arena import Arena
-from outspark.bench.backlog import STUCK_TYPE, Between, Connection, Drained
+from outspark.bench.backlog import EVENT_TYPE, STUCK_TYPE, Backlog, Between, Drained
 from outspark.bench.brokers import Broker, BrokerName
 from outspark.bench.ceiling import Ceiling
 from outspark.bench.hosts import Hosts
@@ -79,66 +80,104 @@ class Sample:
         return "cores used: " + ", ".join(f"{name} {used:.2f}" for name, used in cores.items())
 
 
-def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
-    """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
-    with ExitStack() as stack:
-        url = stack.enter_context(arena.database(case.events, case.finished, case.between, case.table))
-        broker = None if case.destination == "null" else stack.enter_context(arena.broker(case.destination))
-        topic = broker.fresh_topic() if broker is not None else "{type}"
-        host = _host(arena, case, url, broker, topic, profile)
-        stack.enter_context(host)
-        conn = stack.enter_context(backlog.watch(url))
-        roots = {"ours": host.pids, "postgres": [arena.server.pid]}
+@dataclass(slots=True)
+class Stand:
+    """A case with a database of its own and somebody who drains it, up from its first drain to its last.
+
+    Between drains the processes are stopped, so that they take nothing from whoever is measured then.
+    """
+
+    arena: Arena
+    case: Case
+    profile: Path | None = None
+    """Where the first bare lane writes its profile."""
+    _open: ExitStack = field(default_factory=ExitStack)
+    _broker: Broker | None = None
+    _host: Host = field(init=False)
+    _backlog: Backlog = field(init=False)
+
+    def __enter__(self) -> Self:
+        arena, case = self.arena, self.case
+        with ExitStack() as stack:
+            url = stack.enter_context(arena.database(case.table))
+            if case.destination != "null":
+                self._broker = stack.enter_context(arena.broker(case.destination))
+            conn = psycopg.connect(url, autocommit=True, application_name="outspark bench")
+            stack.enter_context(conn)
+            self._backlog = Backlog(conn, arena.plan, case.table, case.events, case.finished, case.between)
+            self._host = self._open_host(url)
+            stack.enter_context(self._host)
+            self._host.pause()
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def drain(self) -> Sample:
+        """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
+        host, backlog, broker = self._host, self._backlog, self._broker
+        # Whoever was stopped for a while is late for a hand-over, and makes up for it while the backlog is loaded.
+        host.resume()
+        topic = EVENT_TYPE if broker is None else broker.fresh_topic()
+        backlog.load(topic)
+        host.await_ready()
+        roots = {"ours": host.pids, "postgres": [self.arena.server.pid]}
         if broker is not None:
             roots["broker"] = [broker.pid]
         before = host.handovers()
         with Meter(roots) as meter:
-            since = backlog.reveal(conn, case.table)
+            backlog.reveal()
             host.go()
-            _await_drained(conn, host, case)
+            self._await_drained()
         handovers = host.handovers() - before
-        if broker is not None and (kept := broker.count(topic)) != case.events:
-            raise OutsparkError(f"{broker.title} holds {kept} messages of {case.events} events")
-        drained = backlog.drained(conn, since, case.events, case.table)
+        host.pause()
+        if broker is not None and (kept := broker.count(topic)) != self.case.events:
+            raise OutsparkError(f"{broker.title} holds {kept} messages of {self.case.events} events")
         title = broker.title if broker is not None else "broker"
-        return Sample(drained, meter.usage, meter.seconds, handovers, title)
+        return Sample(backlog.drained(), meter.usage, meter.seconds, handovers, title)
+
+    def _open_host(self, url: str) -> Host:
+        plan, case, broker = self.arena.plan, self.case, self._broker
+        if case.host == "ceiling" or case.host == "own":
+            return Ceiling(url, plan, case.table, case.lease, own=case.host == "own")
+        if case.host == "serial":
+            assert broker is not None
+            return Serial(url, case.table.outbox, broker.settings())
+        destinations: dict[str, Any] = {
+            "bench": broker.settings() if broker is not None else {"type": "null"}
+        }
+        routes = [{"match": "*", "destination": "bench", "topic": "{type}"}]
+        if case.between == "stuck":
+            destinations["down"] = down()
+            routes.insert(0, {"match": STUCK_TYPE, "destination": "down"})
+        return Hosts(
+            case.host,
+            url,
+            plan,
+            case.table,
+            case.lease,
+            destinations=destinations,
+            routes=routes,
+            one_by_one=case.one_by_one,
+            profile=self.profile,
+        )
+
+    def _await_drained(self) -> None:
+        deadline = time.monotonic() + 60 + self.case.events / SLOWEST
+        while not self._backlog.is_drained():
+            self._host.check()
+            if time.monotonic() >= deadline:
+                raise OutsparkError(f"{self.case.events} events were not drained in time")
+            time.sleep(LOOK)
 
 
-def _host(
-    arena: Arena, case: Case, url: str, broker: Broker | None, topic: str, profile: Path | None
-) -> Host:
-    if case.host == "ceiling" or case.host == "own":
-        return Ceiling(url, arena.plan, case.table, case.lease, own=case.host == "own")
-    if case.host == "serial":
-        assert broker is not None
-        return Serial(url, case.table.outbox, broker.settings(), topic)
-    destinations: dict[str, Any] = {"bench": broker.settings() if broker is not None else {"type": "null"}}
-    routes = [{"match": "*", "destination": "bench", "topic": topic}]
-    if case.between == "stuck":
-        destinations["down"] = down()
-        routes.insert(0, {"match": STUCK_TYPE, "destination": "down"})
-    return Hosts(
-        case.host,
-        url,
-        arena.plan,
-        case.table,
-        case.lease,
-        destinations=destinations,
-        routes=routes,
-        one_by_one=case.one_by_one,
-        profile=profile,
-    )
+def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
+    """Just once."""
+    with Stand(arena, case, profile) as stand:
+        return stand.drain()
 
 
 def down() -> dict[str, Any]:
     """A destination where nobody listens."""
     return {"type": "nats", "url": f"nats://{HOST}:{free_port()}"}
-
-
-def _await_drained(conn: Connection, host: Host, case: Case) -> None:
-    deadline = time.monotonic() + 60 + case.events / SLOWEST
-    while not backlog.is_drained(conn, case.table):
-        host.check()
-        if time.monotonic() >= deadline:
-            raise OutsparkError(f"{case.events} events were not drained in time")
-        time.sleep(LOOK)

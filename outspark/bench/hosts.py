@@ -19,6 +19,7 @@ from psycopg import sql
 
 from outspark.bench.backlog import Connection
 from outspark.bench.plan import Plan
+from outspark.bench.processes import resume, suspend
 from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.contracts.slots import slots_table
 from outspark.errors import OutsparkError
@@ -29,6 +30,8 @@ Host = Literal["bare", "spark"]
 START_TIMEOUT, STOP_TIMEOUT = 240.0, 40.0
 # An idle lane looks again after this: whoever reveals a backlog does not wait for the first look.
 EAGER = "20ms"
+# Spark takes processes that were stopped for minutes for dead ones.
+PATIENT = {"spark.network.timeout": "24h"}
 
 EPOCHS = """
 -- How many slots have an owner, the fewest times one was taken, and how often all of them were
@@ -76,13 +79,14 @@ class Hosts:
                 }
             )
         try:
-            self._await_ready()
+            self.await_ready(2 if self.host == "spark" else 1)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.resume()
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
@@ -97,6 +101,28 @@ class Hosts:
 
     def go(self) -> None:
         """Lanes see a backlog by themselves."""
+
+    def pause(self) -> None:
+        """Stop the processes as they are; lanes keep what they own."""
+        for process in self._processes:
+            suspend(process.pid)
+
+    def resume(self) -> None:
+        for process in self._processes:
+            resume(process.pid)
+
+    def await_ready(self, shifts: int = 1) -> None:
+        """Until every slot has an owner, and was taken by so many shifts."""
+        deadline = time.monotonic() + START_TIMEOUT + self.plan.shift
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            while True:
+                owned, taken, _ = self._epochs(conn)
+                if owned == self.plan.slots and taken >= shifts:
+                    return
+                self.check()
+                if time.monotonic() >= deadline:
+                    raise OutsparkError(f"lanes did not come up; their log ends with:\n{self._tail()}")
+                time.sleep(0.05)
 
     def check(self) -> None:
         """OutsparkError with the last lines of the log when a process has ended."""
@@ -122,19 +148,6 @@ class Hosts:
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
 
-    def _await_ready(self) -> None:
-        shifts = 2 if self.host == "spark" else 1
-        deadline = time.monotonic() + START_TIMEOUT + self.plan.shift
-        with psycopg.connect(self.url, autocommit=True) as conn:
-            while True:
-                owned, taken, _ = self._epochs(conn)
-                if owned == self.plan.slots and taken >= shifts:
-                    return
-                self.check()
-                if time.monotonic() >= deadline:
-                    raise OutsparkError(f"lanes did not come up; their log ends with:\n{self._tail()}")
-                time.sleep(0.05)
-
     def _settings(self) -> dict[str, Any]:
         source = {
             "url": self.url,
@@ -153,7 +166,7 @@ class Hosts:
         # A plain process has no successor: its one shift lasts for as long as the bench needs it.
         shift = f"{self.plan.shift:g}s" if self.host == "spark" else "24h"
         return {
-            "relay": {"id": "bench", "lanes": self.plan.lanes, "shift": shift},
+            "relay": {"id": "bench", "lanes": self.plan.lanes, "shift": shift, "spark": PATIENT},
             "log": {"level": "warning"},
             "sources": {"bench": source},
             "destinations": dict(self.destinations),

@@ -29,7 +29,6 @@ def measure_jeap(run: Run) -> None:
     reached = paired(samples, spark, ceiling)
     run.want(Target("jEAP on Spark, of its ceiling", "≥", WANTED_OF_CEILING, reached, "×"))
     _measure_kafka(run)
-    run.arena.clear()
 
 
 def measure_jeap_finished(run: Run) -> None:
@@ -41,11 +40,9 @@ def measure_jeap_finished(run: Run) -> None:
     run.add_drains("jeap-finished", samples)
     name = f"jEAP, with {finished:,} sent messages, of the rate with none"
     run.want(Target(name, "≥", WANTED_BEHIND_SENT, paired(samples, behind, without), "×"))
-    run.arena.clear()
     # Once, with few events and no target: it only says what the index is good for.
     as_it_is = Case("spark", "slot", run.plan.single_events, table=JEAP_AS_IT_IS, finished=finished)
     run.add_drains("jeap-finished", run.rounds("jeap-finished", [as_it_is], rounds=1))
-    run.arena.clear()
 
 
 def _measure_kafka(run: Run) -> None:

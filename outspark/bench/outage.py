@@ -34,4 +34,3 @@ def measure_outage(run: Run) -> None:
         run.add_drains("outage", samples)
         name = f"lease {lease}, beside a destination that is down, of the rate without it"
         run.want(Target(name, "≥", 0.9, paired(samples, beside, without), "×"))
-    run.arena.clear()

@@ -13,7 +13,7 @@ class Plan:
     lanes: int = 2
     slots: int = 8
     batch: int = 1000
-    rounds: int = 3
+    rounds: int = 5
     """Drains that are compared run this often, taking turns; medians count."""
     shift: float = 10.0
     single_events: int = 5000

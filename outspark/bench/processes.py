@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -73,6 +74,22 @@ class Meter:
                 return int(process.memory_info().rss)
         except psutil.NoSuchProcess:
             return 0
+
+
+def suspend(pid: int) -> None:
+    """Stop a process and its children as they are, the parents first, so that none is born unseen."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        process.suspend()
+        for child in process.children():
+            suspend(child.pid)
+
+
+def resume(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        for process in reversed(_trees([psutil.Process(pid)])):
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def _trees(roots: Sequence[psutil.Process]) -> list[psutil.Process]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 
 from rich.progress import Progress, TaskID
 
 from outspark.bench.arena import Arena
-from outspark.bench.drain import Case, Sample, drain
+from outspark.bench.drain import Case, Sample, Stand
 from outspark.bench.plan import Plan
 from outspark.bench.results import Results, Row, Target
 from outspark.settings import ContractName
@@ -44,11 +45,13 @@ class Run:
         rounds = rounds or self.plan.rounds
         self.begin(scenario, rounds * len(cases))
         samples: dict[Case, list[Sample]] = {case: [] for case in cases}
-        for _ in range(rounds):
-            for case in cases:
-                sample = drain(self.arena, case)
-                samples[case].append(sample)
-                self.step(f"{scenario}: {case}: {sample.drained.rate:,.0f} events/s")
+        with ExitStack() as stack:
+            stands = {case: stack.enter_context(Stand(self.arena, case)) for case in cases}
+            for _ in range(rounds):
+                for case, stand in stands.items():
+                    sample = stand.drain()
+                    samples[case].append(sample)
+                    self.step(f"{scenario}: {case}: {sample.drained.rate:,.0f} events/s")
         return samples
 
     def add(self, row: Row) -> None:

@@ -29,7 +29,7 @@ TIMEOUT = 60.0
 
 LOOK = """
 -- The next messages that are ready, in the order of their ids
-SELECT id, "key", message FROM {table}
+SELECT id, topic, "key", message FROM {table}
 WHERE resend OR (
   sent_immediately IS NULL AND sent_scheduled IS NULL AND failed IS NULL
   AND (NOT send_immediately OR send_immediately AND CURRENT_TIMESTAMP > schedule_after))
@@ -47,10 +47,10 @@ class Serial:
     url: str
     table: TableName
     destination: Mapping[str, Any]
-    topic: str
     pids: tuple[int, ...] = ()
     _open: ExitStack = field(default_factory=ExitStack)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    _work: tuple[Connection, Publisher] = field(init=False)
+    _thread: threading.Thread | None = None
     _errors: list[Exception] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -59,19 +59,27 @@ class Serial:
         self._open.enter_context(conn)
         publisher = open_publisher("bench", DestinationSettings.model_validate(self.destination))
         self._open.callback(publisher.close)
-        self._threads.append(threading.Thread(target=self._relay, args=(conn, publisher), daemon=True))
+        self._work = conn, publisher
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(TIMEOUT)
+        if self._thread is not None:
+            self._thread.join(TIMEOUT)
         self._open.close()
 
     def go(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._relay, args=self._work, daemon=True)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """It is at rest by itself."""
+
+    def resume(self) -> None:
+        """It begins at `go`."""
+
+    def await_ready(self) -> None:
+        """It always is."""
 
     def handovers(self) -> int:
         return 0
@@ -91,8 +99,8 @@ class Serial:
         look = sql.SQL(LOOK).format(table=table, limit=sql.Literal(BATCH))
         mark = sql.SQL(MARK).format(table=table)
         while not self._ended.is_set() and (rows := conn.execute(look).fetchall()):
-            for id, key, payload in rows:
-                self._send(publisher, Message(str(id), self.topic, key.decode(), payload, NO_HEADERS))
+            for id, topic, key, payload in rows:
+                self._send(publisher, Message(str(id), topic, key.decode(), payload, NO_HEADERS))
                 conn.execute(mark, [id])
 
     def _send(self, publisher: Publisher, message: Message) -> None:

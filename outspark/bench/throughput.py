@@ -40,7 +40,6 @@ def measure_share(run: Run) -> None:
         run.add_drains("share", samples)
         name = f"Spark, lease {lease}, of the bare lanes"
         run.want(Target(name, "≥", WANTED_OF_BARE, paired(samples, spark, bare), "×"))
-    run.arena.clear()
 
 
 def measure_finished(run: Run) -> None:
@@ -52,7 +51,6 @@ def measure_finished(run: Run) -> None:
         run.add_drains("finished", samples)
         name = f"lease {lease}, with {run.plan.finished:,} finished rows, of the rate with none"
         run.want(Target(name, "≥", 0.9, paired(samples, behind, without), "×"))
-    run.arena.clear()
 
 
 def measure_backlog(run: Run) -> None:
@@ -65,7 +63,6 @@ def measure_backlog(run: Run) -> None:
         name = f"lease {case.lease}, last tenth of {case.events:,} events, of the rate of the first"
         run.want(Target(name, "≥", 0.9, ratio, "×"))
         run.results.curves[f"backlog {case.lease}"] = samples[case][-1].drained.curve
-    run.arena.clear()
 
 
 def _want_cpu(run: Run, case: Case, samples: list[Sample]) -> None:

@@ -15,8 +15,8 @@ from statistics import quantiles
 
 import psycopg
 
-from outspark.bench import backlog, probe
-from outspark.bench.backlog import EVENT_TYPE, OUTBOX, Connection
+from outspark.bench import probe
+from outspark.bench.backlog import EVENT_TYPE, OUTBOX, Backlog, Connection
 from outspark.bench.hosts import Hosts
 from outspark.bench.results import Row, Target
 from outspark.bench.run import Run
@@ -56,7 +56,7 @@ def _trickle(run: Run, waking: str) -> None:
                 before = lanes.handovers()
                 committed = _write(conn, run)
                 handovers = lanes.handovers() - before
-                published = _await_published(conn, stamps, committed)
+                published = _await_published(Backlog(conn, run.plan), stamps, committed)
     latencies = sorted((published[id] - at) / 1e6 for id, at in committed.items())
     p50, p99 = (quantiles(latencies, n=100)[percent - 1] for percent in (50, 99))
     _record(run, waking, latencies, p50, p99, handovers)
@@ -92,9 +92,9 @@ def _write(conn: Connection, run: Run) -> dict[str, int]:
     return committed
 
 
-def _await_published(conn: Connection, stamps: Path, committed: dict[str, int]) -> dict[str, int]:
+def _await_published(backlog: Backlog, stamps: Path, committed: dict[str, int]) -> dict[str, int]:
     deadline = time.monotonic() + ARRIVAL_TIMEOUT
-    while not backlog.is_drained(conn):
+    while not backlog.is_drained():
         if time.monotonic() >= deadline:
             raise OutsparkError("a trickle did not arrive in time")
         time.sleep(0.05)

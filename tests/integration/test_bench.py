@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from outspark.bench import backlog, command, probe
+from outspark.bench import command, probe
 from outspark.bench.arena import Arena
-from outspark.bench.drain import Case, drain
+from outspark.bench.backlog import EVENT_TYPE, POINTS, Backlog, Between, Drained, append
+from outspark.bench.drain import Case, Stand, drain
 from outspark.bench.hosts import Hosts
 from outspark.bench.plan import Plan
 from outspark.bench.plot import write_plot
@@ -23,7 +25,7 @@ from outspark.bench.report import print_report, write_docs
 from outspark.bench.results import Results, Row, Target
 from outspark.bench.run import Run
 from outspark.bench.serial import Serial
-from outspark.bench.tables import JEAP, JEAP_AS_IT_IS
+from outspark.bench.tables import JEAP, JEAP_AS_IT_IS, OPENOUTBOX, Table
 from outspark.bench.trickle import install_doorbell
 from outspark.errors import OutsparkError
 from tests.waiting import wait_for
@@ -65,7 +67,7 @@ def test_a_drain_delivers_everything_and_says_how(arena: Arena, case: Case) -> N
     sample = drain(arena, case)
     curve = sample.drained.curve
     assert sample.drained.events == case.events
-    assert len(curve) == backlog.POINTS
+    assert len(curve) == POINTS
     assert curve == sorted(curve)
     assert 0 < curve[0] <= sample.drained.seconds <= sample.seconds
     assert sample.usage["postgres"].cpu > 0
@@ -74,51 +76,71 @@ def test_a_drain_delivers_everything_and_says_how(arena: Arena, case: Case) -> N
     assert ("Redis" in sample.cores_used()) == (case.destination == "redis")
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("ceiling", "row", EVENTS),
+        Case("bare", "slot", EVENTS, finished=1000),
+        pytest.param(Case("bare", "slot", EVENTS, "redis"), marks=pytest.mark.needs("redis")),
+        pytest.param(Case("spark", "row", EVENTS), marks=pytest.mark.needs("spark")),
+    ],
+    ids=str,
+)
+def test_the_same_lanes_drain_again_and_again(arena: Arena, case: Case) -> None:
+    with Stand(arena, case) as stand, Stand(arena, Case("bare", "row", EVENTS)) as other:
+        for _ in range(3):
+            assert stand.drain().drained.events == other.drain().drained.events == EVENTS
+
+
 def test_an_event_left_behind_fails_the_drain(arena: Arena) -> None:
-    with arena.database(EVENTS) as url, backlog.watch(url) as conn:
-        since = backlog.reveal(conn)
-        assert not backlog.is_drained(conn)
+    with _loaded(arena, EVENTS) as backlog:
+        conn = backlog.conn
+        backlog.reveal()
+        assert not backlog.is_drained()
         conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED', delivered_at = clock_timestamp()")
-        assert backlog.is_drained(conn)
-        backlog.drained(conn, since, EVENTS)
+        assert backlog.is_drained()
+        backlog.drained()
         conn.execute("UPDATE openoutbox_events SET status = 'PENDING' WHERE partition_key = 'key-7'")
-        assert not backlog.is_drained(conn)
+        assert not backlog.is_drained()
         with pytest.raises(OutsparkError, match=str(EVENTS)):
-            backlog.drained(conn, since, EVENTS)
+            backlog.drained()
 
 
 def test_a_message_left_behind_fails_the_drain_of_a_jeap_outbox(arena: Arena) -> None:
-    with arena.database(EVENTS, finished=100, table=JEAP) as url, backlog.watch(url) as conn:
-        since = backlog.reveal(conn, JEAP)
-        assert not backlog.is_drained(conn, JEAP)
+    with _loaded(arena, EVENTS, table=JEAP, finished=100) as backlog:
+        conn = backlog.conn
+        backlog.reveal()
+        assert not backlog.is_drained()
         conn.execute("UPDATE deferred_message SET sent_scheduled = clock_timestamp() WHERE id > 100")
-        assert backlog.is_drained(conn, JEAP)
-        assert len(backlog.drained(conn, since, EVENTS, JEAP).curve) == backlog.POINTS
+        assert backlog.is_drained()
+        assert len(backlog.drained().curve) == POINTS
         conn.execute("UPDATE deferred_message SET sent_scheduled = NULL WHERE id = 107")
-        assert not backlog.is_drained(conn, JEAP)
+        assert not backlog.is_drained()
         with pytest.raises(OutsparkError, match=str(EVENTS)):
-            backlog.drained(conn, since, EVENTS, JEAP)
+            backlog.drained()
 
 
 def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena) -> None:
-    with arena.database(EVENTS, between="stuck") as url, backlog.watch(url) as conn:
-        since = backlog.reveal(conn)
-        assert not backlog.is_drained(conn)
+    with _loaded(arena, EVENTS, between="stuck") as backlog:
+        conn = backlog.conn
+        backlog.reveal()
+        assert not backlog.is_drained()
         deliver = "UPDATE openoutbox_events SET status = 'DELIVERED', delivered_at = clock_timestamp()"
-        conn.execute(deliver + " WHERE event_type = %s", [backlog.EVENT_TYPE])
-        assert backlog.is_drained(conn)
-        assert backlog.drained(conn, since, EVENTS).events == EVENTS
+        conn.execute(deliver + " WHERE event_type = %s", [EVENT_TYPE])
+        assert backlog.is_drained()
+        assert backlog.drained().events == EVENTS
         conn.execute(deliver + " WHERE partition_key = 'stuck-7'")
         with pytest.raises(OutsparkError, match="wrongly delivered"):
-            backlog.drained(conn, since, EVENTS)
+            backlog.drained()
 
 
 def test_the_shape_of_jeap_sends_in_the_order_of_ids(arena: Arena) -> None:
-    with arena.database(200, table=JEAP_AS_IT_IS) as url, backlog.watch(url) as conn:
-        with Serial(url, JEAP.outbox, {"type": "null"}, "topic") as serial:
-            backlog.reveal(conn, JEAP_AS_IT_IS)
+    with _loaded(arena, 200, table=JEAP_AS_IT_IS) as backlog:
+        conn = backlog.conn
+        with Serial(conn.info.dsn, JEAP.outbox, {"type": "null"}) as serial:
+            backlog.reveal()
             serial.go()
-            wait_for(lambda: backlog.is_drained(conn, JEAP_AS_IT_IS), what="an empty outbox")
+            wait_for(backlog.is_drained, what="an empty outbox")
             serial.check()
         ids = [id for (id,) in conn.execute("SELECT id FROM deferred_message ORDER BY sent_scheduled")]
     assert ids == list(range(1, 201))
@@ -155,8 +177,8 @@ def test_a_broker_that_the_machine_lacks_is_left_out(
 def test_the_last_tenth_beside_the_first() -> None:
     steady = [0.1 * hundredth for hundredth in range(1, 101)]
     slower = [*steady[:90], *(9.0 + 0.2 * hundredth for hundredth in range(1, 11))]
-    assert backlog.Drained(1000, steady).last_to_first == pytest.approx(1.0)
-    assert backlog.Drained(1000, slower).last_to_first == pytest.approx(0.5)
+    assert Drained(1000, steady).last_to_first == pytest.approx(1.0)
+    assert Drained(1000, slower).last_to_first == pytest.approx(0.5)
 
 
 def test_the_probe_stamps_every_event(arena: Arena, tmp_path: Path) -> None:
@@ -165,8 +187,8 @@ def test_the_probe_stamps_every_event(arena: Arena, tmp_path: Path) -> None:
         install_doorbell(conn, PLAN.lanes)
         environ = {probe.VARIABLE: str(stamps)}
         with Hosts("bare", url, PLAN, doorbell=True, transform=probe.HOOK, environ=environ):
-            backlog.append(conn, PLAN, 100)
-            wait_for(lambda: backlog.is_drained(conn), what="an empty outbox")
+            append(conn, PLAN, 100)
+            wait_for(Backlog(conn, PLAN).is_drained, what="an empty outbox")
         ids = {str(id) for (id,) in conn.execute("SELECT event_id FROM openoutbox_events")}
     assert len(ids) == 100
     assert probe.read(stamps).keys() == ids
@@ -278,6 +300,21 @@ def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
 def test_an_unknown_scenario_is_refused() -> None:
     with pytest.raises(Exception, match="drain, share, nats"):
         command.main(["--only", "everything"])
+
+
+@contextmanager
+def _loaded(
+    arena: Arena,
+    pending: int,
+    *,
+    table: Table = OPENOUTBOX,
+    finished: int = 0,
+    between: Between = "nothing",
+) -> Iterator[Backlog]:
+    with arena.database(table) as url, psycopg.connect(url, autocommit=True) as conn:
+        backlog = Backlog(conn, PLAN, table, pending, finished, between)
+        backlog.load()
+        yield backlog
 
 
 def _measure(folder: Path, scenario: str, *flags: str) -> Results:

@@ -17,9 +17,10 @@ INSERT INTO {table} (id, message, "key", topic, message_id, message_idempotence_
 SELECT n, substring(decode(repeat(md5(n::text), %(repeats)s), 'hex') FROM 1 FOR %(payload)s),
        convert_to('key-' || (hashint8(n) & 2147483647) %% %(keys)s, 'UTF8'), %(type)s::text,
        uuidv7()::text, 'bench-' || n, 'BenchEvent', '1.0.0', at, n %% 2 = 0,
-       CASE n %% 2 WHEN 0 THEN at + interval '15 seconds' END, CASE WHEN n <= %(finished)s THEN at END,
+       CASE n %% 2 WHEN 0 THEN at + interval '15 seconds' END,
+       CASE WHEN n <= %(rows)s::bigint + %(finished)s THEN at END,
        high, low, hashint8extended(n, 3), lpad(to_hex(high), 16, '0') || lpad(to_hex(low), 16, '0'), true
-FROM generate_series(1, %(finished)s::bigint + %(pending)s) AS n
+FROM generate_series(%(rows)s::bigint + 1, %(rows)s::bigint + %(finished)s + %(pending)s) AS n
 CROSS JOIN LATERAL (
   SELECT now() - %(age)s + n * interval '1 microsecond' AS at,
          hashint8extended(n, 1) AS high, hashint8extended(n, 2) AS low

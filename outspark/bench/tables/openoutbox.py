@@ -15,14 +15,14 @@ SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text E
        CASE WHEN stuck THEN 'stuck-' ELSE 'key-' END || (hashint8(n) & 2147483647) %% %(keys)s,
        substring(decode(repeat(md5(n::text), %(repeats)s), 'hex') FROM 1 FOR %(payload)s), state, at, at, at,
        CASE state WHEN 'DELIVERED' THEN at END
-FROM generate_series(1, %(finished)s::bigint + %(pending)s) AS n
+FROM generate_series(%(rows)s::bigint + 1, %(rows)s::bigint + %(finished)s + %(pending)s) AS n
 CROSS JOIN LATERAL (
-  SELECT n > %(finished)s AND (n - %(finished)s) %% 2 = 0 AS second,
+  SELECT n > %(rows)s::bigint + %(finished)s AND (n - %(rows)s - %(finished)s) %% 2 = 0 AS second,
          now() - %(age)s + n * interval '1 microsecond' AS at
 ) place
 CROSS JOIN LATERAL (
   SELECT second AND %(between)s = 'stuck' AS stuck,
-         CASE WHEN n <= %(finished)s OR second AND %(between)s = 'delivered' THEN 'DELIVERED'
+         CASE WHEN n <= %(rows)s::bigint + %(finished)s OR second AND %(between)s = 'delivered' THEN 'DELIVERED'
               ELSE 'PENDING' END AS state
 ) event"""
 

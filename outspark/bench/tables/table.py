@@ -22,7 +22,7 @@ class Table:
     sent_at: str
     """The column that says when an event was delivered."""
     load: str
-    """Puts in `finished` events and then `pending` ones."""
+    """Puts in `finished` events and then `pending` ones, numbered from `rows` on."""
     newest_left: str
     """The newest event that is not delivered: the one a drain comes to last, so finding it reads one page."""
     count: str
