@@ -61,6 +61,11 @@ def wire_headers(headers: Any) -> Mapping[str, str]:
         raise HeadersInvalid(headers)
     if not isinstance(headers, dict):
         raise HeadersInvalid(headers)
+    for value in headers.values():
+        if type(value) is not str:
+            break
+    else:
+        return headers
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in headers.items()

@@ -64,7 +64,11 @@ def bench(
     ] = _DEFAULTS.lanes,
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Events claimed at once.")] = _DEFAULTS.batch,
     rounds: Annotated[
-        int, typer.Option(min=1, help="How often drains that are compared run; medians count.")
+        int,
+        typer.Option(
+            min=1,
+            help="How often drains that are compared count; medians are taken, and one more goes before.",
+        ),
     ] = _DEFAULTS.rounds,
     finished: Annotated[
         int, typer.Option(min=0, help="Finished rows in the table for `finished`.")

@@ -7,7 +7,7 @@ from statistics import median
 
 from outspark.bench.drain import Case
 from outspark.bench.results import Target
-from outspark.bench.run import Run, paired
+from outspark.bench.run import Run, compare
 from outspark.bench.tables import JEAP, JEAP_AS_IT_IS
 from outspark.errors import ExtraMissing, ServerStartError
 
@@ -26,7 +26,7 @@ def measure_jeap(run: Run) -> None:
     samples = run.rounds("jeap", [ceiling, bare, spark])
     run.ceilings["jeap"] = median(sample.drained.rate for sample in samples[ceiling])
     run.add_drains("jeap", samples)
-    reached = paired(samples, spark, ceiling)
+    reached = compare(samples, spark, ceiling)
     run.want(Target("jEAP on Spark, of its ceiling", "≥", WANTED_OF_CEILING, reached, "×"))
     _measure_kafka(run)
 
@@ -39,7 +39,7 @@ def measure_jeap_finished(run: Run) -> None:
     samples = run.rounds("jeap-finished", [without, behind])
     run.add_drains("jeap-finished", samples)
     name = f"jEAP, with {finished:,} sent messages, of the rate with none"
-    run.want(Target(name, "≥", WANTED_BEHIND_SENT, paired(samples, behind, without), "×"))
+    run.want(Target(name, "≥", WANTED_BEHIND_SENT, compare(samples, behind, without), "×"))
     # Once, with few events and no target: it only says what the index is good for.
     as_it_is = Case("spark", "slot", run.plan.single_events, table=JEAP_AS_IT_IS, finished=finished)
     run.add_drains("jeap-finished", run.rounds("jeap-finished", [as_it_is], rounds=1))
@@ -57,5 +57,5 @@ def _measure_kafka(run: Run) -> None:
         serial = Case("serial", "slot", run.plan.single_events, "kafka", table=JEAP_AS_IT_IS)
         samples = run.rounds("jeap", [bare, spark, serial])
         run.add_drains("jeap", samples)
-        reached = paired(samples, spark, serial)
+        reached = compare(samples, spark, serial)
         run.want(Target("jEAP to Kafka on Spark, of jEAP's own shape", "≥", WANTED_OF_SERIAL, reached, "×"))

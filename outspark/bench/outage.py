@@ -11,7 +11,7 @@ from typing import get_args
 
 from outspark.bench.drain import Case, down
 from outspark.bench.results import Target
-from outspark.bench.run import Run, paired
+from outspark.bench.run import Run, compare
 from outspark.errors import ExtraMissing
 from outspark.publishers import open_publisher
 from outspark.settings import DestinationSettings, Lease
@@ -33,4 +33,4 @@ def measure_outage(run: Run) -> None:
         samples = run.rounds("outage", [without, beside])
         run.add_drains("outage", samples)
         name = f"lease {lease}, beside a destination that is down, of the rate without it"
-        run.want(Target(name, "≥", 0.9, paired(samples, beside, without), "×"))
+        run.want(Target(name, "≥", 0.9, compare(samples, beside, without), "×"))

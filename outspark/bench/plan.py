@@ -14,7 +14,7 @@ class Plan:
     slots: int = 8
     batch: int = 1000
     rounds: int = 5
-    """Drains that are compared run this often, taking turns; medians count."""
+    """Drains that are compared count this often, taking turns; medians are taken."""
     shift: float = 10.0
     single_events: int = 5000
     """Events of a drain that publishes one by one: it is slow, and its rate is soon known."""

@@ -11,7 +11,7 @@ from statistics import median
 from outspark.bench.brokers import Broker, BrokerName
 from outspark.bench.drain import Case, Sample, drain
 from outspark.bench.results import Target
-from outspark.bench.run import Run, paired
+from outspark.bench.run import Run, compare
 from outspark.errors import ExtraMissing, ServerStartError
 from outspark.settings import Lease
 
@@ -79,11 +79,11 @@ def _compare(run: Run, broker: Broker, wanted: Wanted, lease: Lease) -> None:
         if least is not None:
             run.want(Target(f"{what}, {part}", "≥", least, reached, unit))
 
-    want("of the bare lanes", wanted.of_bare, paired(samples, spark, bare), "×")
+    want("of the bare lanes", wanted.of_bare, compare(samples, spark, bare), "×")
     if null in samples:
-        want("of the null publisher", wanted.of_null, paired(samples, spark, null), "×")
+        want("of the null publisher", wanted.of_null, compare(samples, spark, null), "×")
     if single in samples:
-        want("of one event at a time", wanted.of_one_by_one, paired(samples, spark, single), "×")
+        want("of one event at a time", wanted.of_one_by_one, compare(samples, spark, single), "×")
     want("rate", wanted.rate, median(sample.drained.rate for sample in samples[spark]), "events/s")
     want("per core that our processes use", wanted.per_core, _per_core(samples[spark]), "events/s")
 

@@ -44,12 +44,13 @@ TARGET_COLUMNS: dict[str, Callable[[Target], str]] = {
 METHOD = """\
 ## How it is measured
 
-All rows come from one run, on an embedded PostgreSQL with its own defaults. For each drain the database is a copy of
-the same files, made right after a checkpoint. Whoever drains is up and warm and waits on an empty outbox: the lanes
-own their slots, and on Spark each has handed over once. Then the loaded table takes the place of the empty one, in
-one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP), both by the
-database's clock. At the end every event must be delivered at its first attempt, or the run fails. Drains that are
-compared take turns, and medians of the rounds count.
+All rows come from one run, on an embedded PostgreSQL with its own defaults. Whoever drains has a database of its own
+and stays up for all rounds; while others are measured its processes are stopped. For each drain a backlog is loaded
+into a fresh table, followed by a checkpoint, while the lanes wait on an empty outbox and own their slots. Then the
+loaded table takes the place of the empty one, in one transaction; the time runs from there to the last `delivered_at`
+(`sent_scheduled` with jEAP), both by the database's clock. At the end every event must be delivered at its first
+attempt, or the run fails. Drains that are compared take turns, the first of each does not count, and a ratio is that
+of the medians.
 
 - **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
   planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning), a yardstick that
@@ -69,8 +70,8 @@ compared take turns, and medians of the rounds count.
 - **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client looks for 5 messages, sends
   each by itself, awaits its answer and marks it in a transaction of its own. It is played in Python, with the same
   Kafka client; {single_events:,} events.
-- **jeap-finished**: sent messages in the table, with our optional index; and, once, without it and with
-  {single_events:,} events.
+- **finished**, **jeap-finished**: finished rows in the table, which stays the same, so that what was drained joins
+  them. Of a jEAP outbox with our optional index; and, once, without it and with {single_events:,} events.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at

@@ -41,17 +41,22 @@ class Run:
     def rounds(
         self, scenario: str, cases: Sequence[Case], rounds: int | None = None
     ) -> dict[Case, list[Sample]]:
-        """Drain every case once a round, taking turns: what the machine does meanwhile hits all alike."""
+        """Drain every case once a round, taking turns: what the machine does meanwhile hits all alike.
+
+        Before the first round each has a drain that does not count: a JVM that has just started is busy with itself.
+        """
         rounds = rounds or self.plan.rounds
-        self.begin(scenario, rounds * len(cases))
+        self.begin(scenario, (1 + rounds) * len(cases))
         samples: dict[Case, list[Sample]] = {case: [] for case in cases}
         with ExitStack() as stack:
             stands = {case: stack.enter_context(Stand(self.arena, case)) for case in cases}
-            for _ in range(rounds):
+            for number in range(1 + rounds):
                 for case, stand in stands.items():
                     sample = stand.drain()
-                    samples[case].append(sample)
-                    self.step(f"{scenario}: {case}: {sample.drained.rate:,.0f} events/s")
+                    if number:
+                        samples[case].append(sample)
+                    says = f"{scenario}: {case}: {sample.drained.rate:,.0f} events/s"
+                    self.step(says if number else f"{says} (to get warm)")
         return samples
 
     def add(self, row: Row) -> None:
@@ -77,13 +82,17 @@ class Run:
         )
 
 
-def paired(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
-    """Median over the rounds of how one rate stands to the other."""
-    return median(a.drained.rate / b.drained.rate for a, b in zip(samples[one], samples[other], strict=True))
+def compare(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
+    """How the median rate of one stands to that of the other."""
+    return _median_rate(samples[one]) / _median_rate(samples[other])
+
+
+def _median_rate(drains: Sequence[Sample]) -> float:
+    return median(sample.drained.rate for sample in drains)
 
 
 def _row(scenario: str, case: Case, drains: Sequence[Sample], ceiling: float | None) -> Row:
-    rate = median(sample.drained.rate for sample in drains)
+    rate = _median_rate(drains)
     return Row(
         scenario=scenario,
         host=case.host,

@@ -7,7 +7,7 @@ from typing import get_args
 
 from outspark.bench.drain import Case, Sample
 from outspark.bench.results import Target
-from outspark.bench.run import Run, paired
+from outspark.bench.run import Run, compare
 from outspark.settings import Lease
 
 LEASES: tuple[Lease, ...] = get_args(Lease)
@@ -28,7 +28,7 @@ def measure_drain(run: Run) -> None:
     run.add_drains("drain", samples)
     for case in spark:
         name = f"Spark, lease {case.lease}, of the ceiling"
-        run.want(Target(name, "≥", WANTED_OF_CEILING[case.lease], paired(samples, case, ceiling), "×"))
+        run.want(Target(name, "≥", WANTED_OF_CEILING[case.lease], compare(samples, case, ceiling), "×"))
         _want_cpu(run, case, samples[case])
 
 
@@ -39,7 +39,7 @@ def measure_share(run: Run) -> None:
         samples = run.rounds("share", [bare, spark])
         run.add_drains("share", samples)
         name = f"Spark, lease {lease}, of the bare lanes"
-        run.want(Target(name, "≥", WANTED_OF_BARE, paired(samples, spark, bare), "×"))
+        run.want(Target(name, "≥", WANTED_OF_BARE, compare(samples, spark, bare), "×"))
 
 
 def measure_finished(run: Run) -> None:
@@ -50,7 +50,7 @@ def measure_finished(run: Run) -> None:
         samples = run.rounds("finished", [without, behind])
         run.add_drains("finished", samples)
         name = f"lease {lease}, with {run.plan.finished:,} finished rows, of the rate with none"
-        run.want(Target(name, "≥", 0.9, paired(samples, behind, without), "×"))
+        run.want(Target(name, "≥", 0.9, compare(samples, behind, without), "×"))
 
 
 def measure_backlog(run: Run) -> None:
