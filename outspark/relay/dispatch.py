@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from outspark.envelopes import Envelope
 from outspark.errors import EventInvalid
 from outspark.event import NO_HEADERS, Event, Message, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
-from outspark.outcome import DELIVERED, HELD, Dead, Held, Outcome, Retry, Skipped
+from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped
+from outspark.relay import parcels as ways
 from outspark.relay.breaker import Destination
+from outspark.relay.parcels import Parcel
 from outspark.routing import Router, Transform
 from outspark.telemetry import Tracing
 
@@ -20,17 +22,6 @@ log = logging.getLogger(__name__)
 
 
 NOWHERE: Mapping[str, Collection[str]] = {}
-
-
-@dataclass(slots=True)
-class Parcel:
-    """An event on its way: a message for a destination, one parcel for each of several, or an outcome known before."""
-
-    key: str | None
-    destination: Destination | None = None
-    message: Message | None = None
-    outcome: Outcome | None = None
-    copies: Sequence[Parcel] = ()
 
 
 @dataclass(slots=True)
@@ -68,8 +59,11 @@ class Dispatcher:
         `before_publish` is called each time before a destination gets anything, since each may take all its time, and
         may raise to stop: then nothing more goes out.
         """
-        parcels = [self._parcel(event, been) for event in events]
         deadline = time.monotonic() + budget
+        straight = None if been else self._straight(events)
+        if straight is not None:
+            return self._dispatch_straight(events, *straight, deadline, before_publish)
+        parcels = [self._parcel(event, been) for event in events]
         failed: set[str] = set()
         waiting: list[Parcel] = parcels
         while waiting:
@@ -77,17 +71,58 @@ class Dispatcher:
                 for parcel in waiting:
                     parcel.outcome = HELD
                 break
-            wave, waiting = _next_wave(waiting, failed)
+            wave, waiting = ways.next_wave(waiting, failed)
             if wave:
                 self._publish(wave, deadline, failed, before_publish)
         return Dispatched(
             [parcel.outcome or HELD for parcel in parcels],
             [parcel.destination for parcel in parcels],
-            _partial(events, parcels) if self.router.fans_out else {},
+            ways.partial(events, parcels) if self.router.fans_out else {},
         )
 
     def all_down(self) -> bool:
         return bool(self.destinations) and all(destination.open for destination in self.destinations.values())
+
+    def _straight(self, events: Sequence[Event]) -> tuple[Destination, list[Message]] | None:
+        """The messages of a batch that goes to one destination as it is, which keeps its order: most do.
+
+        None where there is more to decide. It makes a fraction of the objects.
+        """
+        if self.transform is not None or not events:
+            return None
+        route_of, ordered, messages = self.router.route, self.ordered, []
+        try:
+            names = route_of(events[0].type, events[0].key, events[0].cluster).destinations
+            if len(names) != 1 or names[0] in self.envelopes:
+                return None
+            if not self.destinations[names[0]].publisher.keeps_order:
+                return None
+            for event in events:
+                route = route_of(event.type, event.key, event.cluster)
+                if route.destinations != names:
+                    return None
+                headers = NO_HEADERS if event.headers is None else wire_headers(event.headers)
+                key = event.order_key if ordered else None
+                id = event.message_id or event.id
+                messages.append(Message(id, route.topic, event.key, event.payload, headers, key))
+        except EventInvalid:
+            return None
+        return self.destinations[names[0]], messages
+
+    def _dispatch_straight(
+        self,
+        events: Sequence[Event],
+        destination: Destination,
+        messages: Sequence[Message],
+        deadline: float,
+        before_publish: Callable[[], None],
+    ) -> Dispatched:
+        outcomes = self._send(destination, messages, deadline, before_publish)
+        if any(outcome is not DELIVERED for outcome in outcomes):
+            parcels = [Parcel(message.order_key, destination, message) for message in messages]
+            ways.assign(parcels, outcomes, set())
+            outcomes = [parcel.outcome or HELD for parcel in parcels]
+        return Dispatched(outcomes, [destination] * len(events), {})
 
     def _parcel(self, event: Event, been: Mapping[str, Collection[str]]) -> Parcel:
         key = event.order_key if self.ordered else None
@@ -130,100 +165,26 @@ class Dispatcher:
                     groups.setdefault(part.destination.name, []).append(part)
         for name, parcels in groups.items():
             messages = [parcel.message for parcel in parcels if parcel.message is not None]
-            before_publish()
-            started = time.monotonic()
-            with self.tracing.publish(name, messages):
-                outcomes = self.destinations[name].publish(messages, max(deadline - started, 0.001))
-            self.tally.observe(PUBLISHER_LATENCY, time.monotonic() - started, destination=name)
-            if len(outcomes) != len(parcels):
-                raise RuntimeError(
-                    f"publisher {name} gave {len(outcomes)} outcomes for {len(parcels)} messages"
-                )
-            _assign(parcels, outcomes, failed)
+            outcomes = self._send(self.destinations[name], messages, deadline, before_publish)
+            ways.assign(parcels, outcomes, failed)
         for parcel in wave:
             if parcel.copies:
-                _combine(parcel)
-                if parcel.key is not None and not _passed(parcel.outcome):
+                ways.combine(parcel)
+                if parcel.key is not None and not ways.passed(parcel.outcome):
                     failed.add(parcel.key)
 
-
-def _assign(parcels: Sequence[Parcel], outcomes: Sequence[Outcome], failed: set[str]) -> None:
-    """Later events of a key that failed are held; a publisher that keeps order has not sent them either."""
-    for parcel, outcome in zip(parcels, outcomes, strict=True):
-        if outcome is DELIVERED or parcel.key is None or _passed(outcome):
-            parcel.outcome = outcome
-        else:
-            parcel.outcome = HELD if parcel.key in failed else outcome
-            failed.add(parcel.key)
-
-
-def _next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel], list[Parcel]]:
-    """What may go out together: of one key, only events to one destination that keeps their order, else just one."""
-    wave: list[Parcel] = []
-    later: list[Parcel] = []
-    ahead: dict[str, Destination | None] = {}
-    for parcel in waiting:
-        key = parcel.key
-        if key is None:
-            wave.append(parcel)
-        elif key in failed:
-            parcel.outcome = HELD
-        elif key in ahead:
-            first = ahead[key]
-            if first is not None and first is _keeper(parcel):
-                wave.append(parcel)
-            else:
-                later.append(parcel)
-                ahead[key] = None
-        elif parcel.destination is not None or parcel.copies:
-            # What goes to several destinations goes alone: its key waits until all of them have answered.
-            wave.append(parcel)
-            ahead[key] = _keeper(parcel)
-        elif not _passed(parcel.outcome):
-            failed.add(key)
-    return wave, later
-
-
-def _keeper(parcel: Parcel) -> Destination | None:
-    """The destination, if it keeps order by itself."""
-    destination = parcel.destination
-    return destination if destination is not None and destination.publisher.keeps_order else None
-
-
-def _combine(parcel: Parcel) -> None:
-    """An event fares as where it needs most: what may still pass comes before what never will."""
-    worst = max(parcel.copies, key=_need)
-    outcome = worst.outcome
-    if isinstance(outcome, Retry | Dead) and worst.destination is not None:
-        outcome = replace(outcome, error=f"{worst.destination.name}: {outcome.error}")
-    parcel.outcome, parcel.destination = outcome, worst.destination
-
-
-def _need(part: Parcel) -> int:
-    match part.outcome:
-        case Retry(counted=True):
-            return 4
-        case Retry():
-            return 3
-        case Held():
-            return 2
-        case Dead():
-            return 1
-        case _:
-            return 0
-
-
-def _partial(events: Sequence[Event], parcels: Sequence[Parcel]) -> dict[str, list[str]]:
-    partial: dict[str, list[str]] = {}
-    for event, parcel in zip(events, parcels, strict=True):
-        if parcel.copies and not _passed(parcel.outcome):
-            taken = [
-                part.destination.name for part in parcel.copies if part.destination and _passed(part.outcome)
-            ]
-            if taken:
-                partial[event.id] = taken
-    return partial
-
-
-def _passed(outcome: Outcome | None) -> bool:
-    return outcome is not None and not isinstance(outcome, Retry | Dead | Held)
+    def _send(
+        self,
+        destination: Destination,
+        messages: Sequence[Message],
+        deadline: float,
+        before_publish: Callable[[], None],
+    ) -> list[Outcome]:
+        before_publish()
+        name, started = destination.name, time.monotonic()
+        with self.tracing.publish(name, messages):
+            outcomes = destination.publish(messages, max(deadline - started, 0.001))
+        self.tally.observe(PUBLISHER_LATENCY, time.monotonic() - started, destination=name)
+        if len(outcomes) != len(messages):
+            raise RuntimeError(f"publisher {name} gave {len(outcomes)} outcomes for {len(messages)} messages")
+        return outcomes

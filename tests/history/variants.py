@@ -16,7 +16,7 @@ from outspark.contracts.openoutbox import lane as statements
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
 from outspark.publishers import Publisher, open_publisher
-from outspark.relay import dispatch
+from outspark.relay import parcels
 from outspark.relay.dispatch import Dispatched
 from outspark.relay.keys import BlockedKeys
 from outspark.relay.loop import SourceLoop
@@ -55,18 +55,18 @@ def skip_locked_heads() -> None:
 def hold_nothing() -> None:
     """Everything goes out in one wave, to a publisher that does not keep order."""
 
-    def next_wave(waiting: Sequence[dispatch.Parcel], failed: set[str]) -> Any:
+    def next_wave(waiting: Sequence[parcels.Parcel], failed: set[str]) -> Any:
         return list(waiting), []
 
-    _set(dispatch, "_next_wave", next_wave)
+    _set(parcels, "next_wave", next_wave)
 
 
 def go_on_after_dead() -> None:
     def passed(outcome: Outcome | None) -> bool:
         return outcome is not None and not isinstance(outcome, Retry | Held)
 
-    assert dispatch._passed(Dead("")) is False
-    _set(dispatch, "_passed", passed)
+    assert parcels.passed(Dead("")) is False
+    _set(parcels, "passed", passed)
 
 
 def work_without_owning() -> None:

@@ -53,7 +53,8 @@ def headers(trace: TraceColumns, form: Form) -> dict[str, str] | None:
 
 def packed_headers(ids: bytes, parent: int | None, sampled: bool | None, form: Form) -> dict[str, str]:
     """The same from 24 bytes: both halves of the trace id and the span's, most significant first."""
-    id, span = ids[:16].hex(), ids[16:].hex()
+    text = ids.hex()
+    id, span = text[:32], text[32:]
     flag = "0" if sampled is False else "1"
     if form == "w3c":
         return {"traceparent": f"00-{id}-{span}-0{flag}"}
