@@ -27,6 +27,7 @@ class Polling:
     next_look: float = 0.0
     _empty: int = 0
     _wait: float = QUICK
+    _looked: float = 0.0
 
     def worked(self, more: bool) -> None:
         self._empty, self._wait, self.next_look = 0, QUICK, 0.0
@@ -35,10 +36,12 @@ class Polling:
         self._empty += 1
         if self._empty > PATIENCE:
             self._wait = min(self._wait * GROWTH, self.interval)
-        self.next_look = time.monotonic() + min(self._wait, self.interval)
+        wait = min(self._wait, self.interval)
+        # From look to look, whatever a look takes; but a database that is slow to answer is left alone for half of it.
+        self.next_look = max(self._looked + wait, time.monotonic() + wait / 2)
 
     def about_to_look(self) -> None:
-        """Polling keeps no state between a look and its answer."""
+        self._looked = time.monotonic()
 
     def ring(self) -> None:
         self.next_look = 0.0
