@@ -41,7 +41,7 @@ HIDE = """
 ALTER TABLE {outbox} RENAME TO {aside_name};
 ALTER TABLE waiting_room RENAME TO {name}"""
 
-DROP = "DROP TABLE IF EXISTS {table}"
+DROP = "DROP TABLE {table}"
 
 CURVE = """
 -- How many seconds after the reveal each hundredth of the backlog was delivered
@@ -92,15 +92,10 @@ class Backlog:
 
     def load(self, event_type: str = EVENT_TYPE) -> None:
         """A fresh table with a backlog; where finished rows belong to it, those that were drained stay among them."""
-        if self._revealed is not None:
-            self._swap(HIDE)
-            self._revealed = None
         self.event_type = event_type
-        kept = self.finished > 0 and self._rows > 0
+        kept = self._rows > 0
         if not kept:
-            self._run(DROP)
             self.conn.execute(self.table.shape.create_table(ASIDE).encode())
-            self._rows = 0
         age = timedelta(hours=1)
         pending = self.pending if self.between == "nothing" else self.pending * 2
         finished = 0 if kept else self.finished
@@ -142,6 +137,16 @@ class Backlog:
         ranked = sql.SQL(CURVE).format(table=outbox, sent_at=sent_at)
         times = {**since, "events": self.pending, "points": POINTS}
         return Drained(self.pending, [seconds for (seconds,) in self.conn.execute(ranked, times)])
+
+    def clear(self) -> None:
+        """Leave nothing that the server's own upkeep would look at while others are measured."""
+        self._swap(HIDE)
+        self._revealed = None
+        if self.finished:
+            self._run(VACUUM)
+        else:
+            self._run(DROP)
+            self._rows = 0
 
     def _swap(self, statements: str) -> None:
         outbox = self.table.outbox

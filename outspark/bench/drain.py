@@ -135,7 +135,9 @@ class Stand:
         if broker is not None and (kept := broker.count(topic)) != self.case.events:
             raise OutsparkError(f"{broker.title} holds {kept} messages of {self.case.events} events")
         title = broker.title if broker is not None else "broker"
-        return Sample(backlog.drained(), meter.usage, meter.seconds, handovers, title)
+        drained = backlog.drained()
+        backlog.clear()
+        return Sample(drained, meter.usage, meter.seconds, handovers, title)
 
     def _open_host(self, url: str) -> Host:
         plan, case, broker = self.arena.plan, self.case, self._broker
