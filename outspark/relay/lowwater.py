@@ -2,8 +2,10 @@
 
 Nothing below the mark may still come to be claimed in order. So a mark is set only by a look from the very
 beginning that came *after* the end of every transaction that was open at an earlier moment T: whatever was written
-below `min(first event found, T)` by then is visible to that look, and whoever began later writes a later time.
-It lasts a second; a look that comes back less than full, a key set free or a scheduled event falling due end it.
+below `min(first event found, T)` by then is visible to that look, and whoever began later writes a later time. Looks
+from the mark raise it in the same way.
+It lasts a second, or longer where a look from the beginning is dear, because it steps over all that waits for a
+destination that is down. A look that comes back less than full, a key set free or a scheduled event falling due end it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from outspark.event import Event
 from outspark.relay.source import Source
 
 BEGINNING = datetime(1, 1, 1)
-LASTS = 1.0
+LASTS, LASTS_AT_MOST = 1.0, 10.0
+WORTH = 20
+"""A mark lasts so many times as long as the look that set it, within these bounds."""
 
 OPEN_TRANSACTIONS = """\
 -- The time, and every transaction of others that is open in this database, prepared ones included
@@ -46,6 +50,7 @@ class LowWater:
     _calm_since: datetime | None = None
     """All that was written below this time is visible to the look that comes now."""
     _next_check: float = 0.0
+    _began: float = 0.0
 
     def begin(self) -> datetime:
         """From where to look now."""
@@ -53,7 +58,7 @@ class LowWater:
             return BEGINNING
         if self._freed != self.source.keys.freed:
             self._mark = None
-        now = time.monotonic()
+        self._began = now = time.monotonic()
         if self._mark is not None and now < self._expires:
             self.from_beginning = False
             return self._mark
@@ -69,9 +74,12 @@ class LowWater:
         self._draining = len(events) == limit
         if not self._draining:
             self._mark, self._asked, self._calm_since = None, None, None
-        elif self.from_beginning and self._calm_since is not None:
+        elif self._calm_since is not None:
+            # A look from the mark may raise it: whatever lies below this time was visible to that look too.
             self._mark = min(events[0].created_at, self._calm_since)
-            self._expires = time.monotonic() + self._lasts()
+            if self.from_beginning:
+                now = time.monotonic()
+                self._expires = now + self._lasts(now - self._began)
 
     def expires_in(self) -> float:
         """Seconds until the next look from the beginning."""
@@ -86,6 +94,7 @@ class LowWater:
         else:
             self._next_check = now + LASTS
 
-    def _lasts(self) -> float:
+    def _lasts(self, took: float) -> float:
+        longest = min(max(LASTS, WORTH * took), LASTS_AT_MOST)
         ((due,),) = self.source.execute("low water", self.source.statements.next_due, {})
-        return LASTS if due is None else max(min(LASTS, due), 0.0)
+        return longest if due is None else max(min(longest, due), 0.0)

@@ -13,6 +13,7 @@ from outspark import NewEvent, Outbox, contracts
 from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox import table as openoutbox
 from outspark.metrics import Tally
+from outspark.relay import lowwater
 from outspark.relay.connection import Connection, connect
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.source import Source
@@ -95,6 +96,31 @@ def test_a_drain_gets_a_mark_once_nothing_older_is_open(lane: Connection, databa
     while drain.look() and not drain.has_mark():
         pass
     assert drain.has_mark()
+
+
+def test_looks_from_the_mark_raise_it(lane: Connection, database: Database) -> None:
+    drain = Drain(lane, database.url)
+    fill(lane, 100)
+    while drain.look() and not drain.has_mark():
+        pass
+    for _ in range(3):
+        assert len(drain.look()) == LIMIT
+    marks = drain.looks[-4:]
+    assert marks == sorted(set(marks))
+
+
+def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(lane, 100)
+    lasting = []
+    for worth in (0.0, 1e6):
+        monkeypatch.setattr(lowwater, "WORTH", worth)
+        drain = Drain(lane, database.url)
+        while drain.look() and not drain.has_mark():
+            pass
+        lasting.append(drain.low.expires_in())
+    assert 0 < lasting[0] <= lowwater.LASTS < lasting[1] <= lowwater.LASTS_AT_MOST
 
 
 def test_an_open_transaction_keeps_the_mark_away(lane: Connection, database: Database) -> None:
