@@ -41,6 +41,8 @@ class SourceLoop:
     lock: ShedLock | None = None
     """Where relays of other makes take turns with ours."""
     _claims: int = 0
+    _found: Batch = NOTHING
+    """What the last look in order brought."""
     _saw_the_end: bool = False
     """Did the last look come to the end of what is ready?"""
     _next_upkeep: float = 0.0
@@ -86,7 +88,9 @@ class SourceLoop:
             took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
             labels = {"source": self.source.name, "delivery_type": "scheduled"}
             self.source.tally.observe_many(metrics.JEAP_TRANSMIT, took, **labels)
-        self.settler.settle(batch, dispatched, been)
+        through = self.settler.settle(batch, dispatched, been)
+        if through and batch is self._found:
+            self.low.passed(batch.events[-1].created_at)
         if self.tenure is not None and self.tenure.suspects:
             self.tenure.clear_blocked()
 
@@ -140,6 +144,7 @@ class SourceLoop:
                 "limit": settings.batch_size,
             },
         )
+        self._found = batch
         size = len(batch.events)
         self.low.looked(batch.events, settings.batch_size)
         self._saw_the_end = self.low.from_beginning and size < settings.batch_size

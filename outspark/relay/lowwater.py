@@ -81,6 +81,11 @@ class LowWater:
                 now = time.monotonic()
                 self._expires = now + self._lasts(now - self._began)
 
+    def passed(self, last: datetime) -> None:
+        """All that the last look found is through, up to its last event: the next look may begin there."""
+        if self._mark is not None and self._calm_since is not None:
+            self._mark = max(self._mark, min(last, self._calm_since))
+
     def expires_in(self) -> float:
         """Seconds until the next look from the beginning."""
         return max(self._expires - time.monotonic(), 0.0) if self._mark is not None else 0.0

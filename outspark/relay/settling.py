@@ -36,9 +36,10 @@ class Settler:
 
     def settle(
         self, batch: Batch, dispatched: Dispatched, been: Mapping[str, Collection[str]] = NOWHERE
-    ) -> None:
-        """OwnershipLost when the slots belong to somebody else; single leases that were lost are only counted.
+    ) -> bool:
+        """Answers whether all of it is through.
 
+        OwnershipLost when the slots belong to somebody else; single leases that were lost are only counted.
         `been` says which events had reached some of their destinations before.
         """
         outcomes = dispatched.outcomes
@@ -60,6 +61,7 @@ class Settler:
         self._count(delivered, outcomes, lost=len(batch.events) - changed)
         for event in delivered if self.source.keys.heads else ():
             self.source.keys.free(event.order_key, event.id)
+        return not rest and changed == len(batch.events)
 
     def _write(self, batch: Batch, delivered: list[str], rest: Sequence[Settlement]) -> int:
         statements = self.source.statements
