@@ -31,6 +31,9 @@ _SLOT = """mod(hashtextextended({order_key}, 0) & 255, {count})::int"""
 
 # The words of our optional index, so that the planner finds it.
 _WAITING = """(({unsent}) OR e.resend)"""
+# For rows that are found by their id: bare, the condition would offer the planner that index instead, which statistics
+# from before the backlog make look empty.
+_STILL_WAITING = """coalesce({waiting}, false)"""
 _READY = """
 {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
   AND {slot} = ANY(%(slots)s::int[])
@@ -54,7 +57,7 @@ ORDER BY e.id LIMIT %(limit)s
 _CLAIM_IDS = """
 -- Read named messages again: those whose wait is over, and suspects, which go out one by one.
 SELECT {event} FROM {table} e
-WHERE e.id = ANY(%(ids)s::bigint[]) AND {waiting}
+WHERE e.id = ANY(%(ids)s::bigint[]) AND {still_waiting}
 ORDER BY e.id
 """
 
@@ -62,7 +65,7 @@ _DELIVER = """
 -- Settle what the broker acknowledged, unless its sender was faster.
 WITH {fence}
 UPDATE {table} e SET sent_scheduled = clock_timestamp(), failed = NULL, resend = false
-WHERE e.id = ANY(%(ids)s::bigint[]) AND {waiting} AND (SELECT holds FROM fence)
+WHERE e.id = ANY(%(ids)s::bigint[]) AND {still_waiting} AND (SELECT holds FROM fence)
 """
 
 _SETTLE = """
@@ -76,7 +79,7 @@ WITH {fence}, outcomes AS MATERIALIZED (
       fail_reason = CASE o.state WHEN 'dead' THEN CASE o.kind {reasons} END ELSE e.fail_reason END,
       resend = false
   FROM outcomes o
-  WHERE e.id = o.id AND o.state <> 'ready' AND {waiting} AND (SELECT holds FROM fence)
+  WHERE e.id = o.id AND o.state <> 'ready' AND {still_waiting} AND (SELECT holds FROM fence)
   RETURNING 1
 )
 SELECT 1 FROM settled
@@ -101,7 +104,7 @@ WITH {fence}, tried AS (
   RETURNING a.event_id, a.attempts >= %(max_attempts)s AS last
 ), died AS (
   UPDATE {table} e SET failed = clock_timestamp(), fail_reason = 'GENERAL', resend = false
-  FROM tried WHERE e.id = tried.event_id::bigint AND tried.last AND {waiting}
+  FROM tried WHERE e.id = tried.event_id::bigint AND tried.last AND {still_waiting}
   RETURNING e.id
 )
 SELECT event_id, last FROM tried
@@ -142,6 +145,7 @@ def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatement
     }
     reasons = (f"WHEN '{kind}' THEN '{reason}'" for kind, reason in FAIL_REASONS.items())
     parts["reasons"] = sql.SQL(" ".join(reasons))
+    parts["still_waiting"] = sql.SQL(_STILL_WAITING).format(waiting=parts["waiting"])
     parts["ready"] = sql.SQL(_READY).format(**parts)
 
     def text(template: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from outspark import contracts
+from outspark.contracts import slots
 from outspark.contracts.jeap.table import DEFAULT_TABLE, ddl, ready_index
 from outspark.contracts.names import TableName
 from outspark.relay.connection import Connection, connect
@@ -67,3 +68,44 @@ def test_a_claim_walks_an_index(lane: Connection, blocked: list[str]) -> None:
 
     assert used(statements.claim) == {OURS}
     assert used(statements.suspects) == {OURS}
+
+
+@pytest.mark.parametrize("name", ["claim_ids", "deliver", "settle", "count"])
+def test_a_known_message_is_found_by_its_id_whatever_the_statistics_say(
+    database: Database, name: str
+) -> None:
+    """Our index is not, though it is taken for empty since the days when everything was sent."""
+    conn = database.connect()
+    conn.execute(ddl())
+    conn.execute(ready_index(DEFAULT_TABLE).encode())
+    for side_table in (
+        slots.compose(slots.CREATE, TABLE),
+        *contracts.get("jeap").side_tables(TABLE).values(),
+    ):
+        conn.execute(side_table.encode())
+    conn.execute("ALTER TABLE deferred_message SET (autovacuum_enabled = false)")
+    conn.execute(FILL, {"sent": 20_000})
+    conn.execute("UPDATE deferred_message SET sent_scheduled = now()")
+    conn.execute("VACUUM ANALYZE deferred_message")
+    conn.execute("UPDATE deferred_message SET sent_scheduled = NULL WHERE id % 2 = 0")
+    settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", slots=8)
+    statement = getattr(contracts.get("jeap").lane_statements(TABLE, settings), name)
+    ids = [str(n) for n in range(500)]
+    parameters = {
+        "ids": ids,
+        "states": ["dead"] * 500,
+        "kinds": ["other"] * 500,
+        "error": "e",
+        "max_attempts": 25,
+        "source": "s",
+        "slots": [0],
+        "epochs": [1],
+        "token": "t",
+    }
+
+    with connect(database.url, "lane") as lane:
+        row = lane.execute(b"EXPLAIN (FORMAT JSON) " + statement.encode(), parameters).fetchone()
+
+    assert row is not None
+    known = [node for node in _nodes(row[0][0]["Plan"]) if node.get("Alias") == "e" and "Index Name" in node]
+    assert [node["Index Name"] for node in known] == [PRIMARY_KEY], row[0]
