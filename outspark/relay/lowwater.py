@@ -20,7 +20,7 @@ from outspark.relay.source import Source
 
 BEGINNING = datetime(1, 1, 1)
 LASTS, LASTS_AT_MOST = 1.0, 10.0
-WORTH = 20
+WORTH = 40
 """A mark lasts so many times as long as the look that set it, within these bounds."""
 
 OPEN_TRANSACTIONS = """\

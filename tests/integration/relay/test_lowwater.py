@@ -35,6 +35,7 @@ class Drain:
         self.source = Source("test", settings, conn, statements, contract.upkeep(TABLE), Tally())
         self.low = LowWater(self.source, wait_for_open=wait_for_open)
         self.looks: list[datetime] = []
+        self.ends: list[datetime] = []
 
     def look(self) -> list[str]:
         low = self.low.begin()
@@ -44,6 +45,9 @@ class Drain:
         self.low.looked(events, LIMIT)
         ids = [event.id for event in events]
         self.conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED' WHERE event_id = ANY(%s)", [ids])
+        if events:
+            self.low.passed(events[-1].created_at)
+            self.ends.append(events[-1].created_at)
         return ids
 
     def has_mark(self) -> bool:
@@ -107,6 +111,18 @@ def test_looks_from_the_mark_raise_it(lane: Connection, database: Database) -> N
         assert len(drain.look()) == LIMIT
     marks = drain.looks[-4:]
     assert marks == sorted(set(marks))
+
+
+def test_once_all_of_a_look_is_through_the_next_begins_at_its_end(
+    lane: Connection, database: Database
+) -> None:
+    drain = Drain(lane, database.url)
+    fill(lane, 100)
+    while drain.look() and not drain.has_mark():
+        pass
+    for _ in range(3):
+        assert len(drain.look()) == LIMIT
+        assert drain.looks[-1] == drain.ends[-2]
 
 
 def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
