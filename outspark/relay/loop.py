@@ -147,7 +147,7 @@ class SourceLoop:
         self._found = batch
         size = len(batch.events)
         self.low.looked(batch.events, settings.batch_size)
-        self._saw_the_end = self.low.from_beginning and size < settings.batch_size
+        self._saw_the_end = self.low.saw_the_end
         if size:
             self.source.tally.observe(metrics.BATCH_SIZE, size, source=self.source.name)
         return batch

@@ -5,7 +5,8 @@ beginning that came *after* the end of every transaction that was open at an ear
 below `min(first event found, T)` by then is visible to that look, and whoever began later writes a later time. Looks
 from the mark raise it in the same way.
 It lasts a second, or longer where a look from the beginning is dear, because it steps over all that waits for a
-destination that is down. A look that comes back less than full, a key set free or a scheduled event falling due end it.
+destination that is down. A key set free or a scheduled event falling due end it. So does a look that comes back less
+than full, because the drain is over; where looks are dear, the mark stays even then, and idle lanes look on from it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ BEGINNING = datetime(1, 1, 1)
 LASTS, LASTS_AT_MOST = 1.0, 10.0
 WORTH = 40
 """A mark lasts so many times as long as the look that set it, within these bounds."""
+DEAR = 0.05
+"""Seconds that a look from the beginning may take before it is worth a mark while nothing is to be drained."""
 
 OPEN_TRANSACTIONS = """\
 -- The time, and every transaction of others that is open in this database, prepared ones included
@@ -42,8 +45,11 @@ class LowWater:
     _expires: float = 0.0
     _freed: int = 0
     _draining: bool = False
-    from_beginning: bool = True
-    """Did the last look begin at the very beginning?"""
+    _dear: bool = False
+    """Was the last look from the beginning dear?"""
+    _from_beginning: bool = True
+    saw_the_end: bool = False
+    """Is there nothing more to be found, for now?"""
     _asked: datetime | None = None
     """When we last asked which transactions are open; `_open` was the answer."""
     _open: frozenset[str] = frozenset()
@@ -60,26 +66,31 @@ class LowWater:
             self._mark = None
         self._began = now = time.monotonic()
         if self._mark is not None and now < self._expires:
-            self.from_beginning = False
+            self._from_beginning = False
             return self._mark
-        self._mark, self.from_beginning = None, True
+        self._mark, self._from_beginning = None, True
         self._freed = self.source.keys.freed
         if self._draining and now >= self._next_check:
             self._check(now)
         return BEGINNING
 
     def looked(self, events: Sequence[Event], limit: int) -> None:
+        full = len(events) == limit
+        self.saw_the_end = not full and (self._from_beginning or self._dear)
         if not self.source.statements.low_water:
             return
-        self._draining = len(events) == limit
+        took = time.monotonic() - self._began
+        if self._from_beginning:
+            # Where lanes compete, what another one gives back has to be found soon.
+            self._dear = took >= DEAR and self.source.settings.ordering == "key"
+        self._draining = full or self._dear
         if not self._draining:
             self._mark, self._asked, self._calm_since = None, None, None
         elif self._calm_since is not None:
             # A look from the mark may raise it: whatever lies below this time was visible to that look too.
-            self._mark = min(events[0].created_at, self._calm_since)
-            if self.from_beginning:
-                now = time.monotonic()
-                self._expires = now + self._lasts(now - self._began)
+            self._mark = min(events[0].created_at, self._calm_since) if events else self._calm_since
+            if self._from_beginning:
+                self._expires = time.monotonic() + self._lasts(took)
 
     def passed(self, last: datetime) -> None:
         """All that the last look found is through, up to its last event: the next look may begin there."""
@@ -100,6 +111,6 @@ class LowWater:
             self._next_check = now + LASTS
 
     def _lasts(self, took: float) -> float:
-        longest = min(max(LASTS, WORTH * took), LASTS_AT_MOST)
+        longest = min(max(LASTS, WORTH * took), LASTS_AT_MOST) if self._dear else LASTS
         ((due,),) = self.source.execute("low water", self.source.statements.next_due, {})
         return longest if due is None else max(min(longest, due), 0.0)

@@ -180,10 +180,10 @@ WHERE e.status = 'DEAD' AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots
 """
 
 _NEXT_DUE = """
--- How long until the next scheduled event falls due; events in backoff are waited for by name.
+-- How long until the next scheduled event falls due; the heads of keys in backoff are waited for by name.
 SELECT extract(epoch FROM (
   SELECT e.available_at FROM {table} e
-  WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts = 0
+  WHERE e.status = 'PENDING' AND e.available_at > now() AND (e.attempts = 0 OR e.partition_key IS NULL)
   ORDER BY e.available_at LIMIT 1) - clock_timestamp())::float8
 """
 

@@ -81,9 +81,11 @@ def late_event(drain: Drain, database: Database) -> tuple[list[str], str, str]:
     return order, str(first), str(second)
 
 
+@pytest.mark.parametrize("dear", [1e6, 0.0], ids=["looks are cheap", "looks are dear"])
 def test_an_event_committed_late_is_still_claimed_before_the_next_of_its_key(
-    lane: Connection, database: Database
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, dear: float
 ) -> None:
+    monkeypatch.setattr(lowwater, "DEAR", dear)
     order, first, second = late_event(Drain(lane, database.url), database)
     assert len(order) == 62
     assert order.index(first) < order.index(second)
@@ -129,6 +131,7 @@ def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(lane, 100)
+    monkeypatch.setattr(lowwater, "DEAR", 0.0)
     lasting = []
     for worth in (0.0, 1e6):
         monkeypatch.setattr(lowwater, "WORTH", worth)
@@ -137,6 +140,23 @@ def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
             pass
         lasting.append(drain.low.expires_in())
     assert 0 < lasting[0] <= lowwater.LASTS < lasting[1] <= lowwater.LASTS_AT_MOST
+
+
+def test_where_looks_are_dear_the_mark_stays_when_nothing_is_left(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a destination that is down need not be stepped over at each look of an idle lane."""
+    fill(lane, 12)
+    for dear, stays in ((1e6, False), (0.0, True)):
+        monkeypatch.setattr(lowwater, "DEAR", dear)
+        drain = Drain(lane, database.url)
+        for _ in range(6):
+            drain.look()
+        assert drain.has_mark() is stays
+        assert drain.low.saw_the_end
+        fill(lane, 3)
+        assert len(drain.look()) == 3
+        assert drain.low.saw_the_end
 
 
 def test_an_open_transaction_keeps_the_mark_away(lane: Connection, database: Database) -> None:
