@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
@@ -43,8 +44,17 @@ def model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
 
 
 def field_at(path: Sequence[str | int]) -> FieldInfo | None:
+    """The setting that the path leads to; an item of a list counts as one."""
     model = model_at(path[:-1])
-    return model.model_fields.get(str(path[-1])) if model else None
+    if model is not None:
+        return model.model_fields.get(str(path[-1]))
+    whole = field_at(path[:-1]) if len(path) > 1 and isinstance(path[-1], int) else None
+    return FieldInfo(annotation=get_args(whole.annotation)[0]) if whole and is_list(whole) else None
+
+
+def is_list(field: FieldInfo) -> bool:
+    """A list of plain values, such as topics."""
+    return get_origin(field.annotation) is tuple
 
 
 def _given(annotation: Any) -> Any:
@@ -66,6 +76,10 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> str:
         return _number("a whole number" if annotation is int else "a number", metadata)
     if origin is list:
         return "a list of tables"
+    if origin is tuple:
+        return _text(f'a list of {_PLAIN[args[0]]} such as ["a", "b"]', metadata)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return " or ".join(f'"{value}"' for value in annotation)
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "a table"
     return _text(_PLAIN[annotation], metadata)

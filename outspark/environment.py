@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from outspark import layers
+from outspark import allowed, layers
 from outspark.layers import Given, Layer, Path
 
 OWN_PREFIX = "OUTSPARK__"
@@ -156,8 +156,11 @@ def _plain(name: str) -> str:
 
 
 def _value(path: Path, text: str) -> Any:
-    """Routes and free-form options are written as JSON; all else stays text, for the settings to read."""
-    if path[0] != "routes" and "options" not in path:
+    """Routes and free-form options are written as JSON, lists with commas; the settings read the rest from text."""
+    field = allowed.field_at(path)
+    if field is not None and allowed.is_list(field) and not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    if path[0] != "routes" and "options" not in path and (field is None or not allowed.is_list(field)):
         return text
     try:
         return json.loads(text)

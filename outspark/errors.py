@@ -10,6 +10,12 @@ OutsparkError
 ├── SlotsTableMissing      `outspark_slots` is not there and may not be created
 ├── DeliveriesTableMissing `outspark_deliveries` is not there, and a route has several destinations
 ├── PoolerDetected         a transaction pooler stands between the relay and PostgreSQL
+├── PartitionMissing       a partitioned table has no partition for what happens now
+├── HandlerInvalid         a handler cannot be called with what an inbox has to give
+├── FeedFailed             a broker that messages are taken from does not answer, or refuses
+├── HandlerHung            handlers of this process hang, and it should be started again
+├── NotNow                 raised by a handler: the event is sound, try it again later
+├── Reject                 raised by a handler: the event can never pass
 ├── OwnershipLost          the slots of a lane belong to somebody else now
 ├── SparkLost              the Spark application ended under the relay
 ├── DestinationError       a destination cannot be used as it is configured
@@ -89,6 +95,47 @@ class PoolerDetected(OutsparkError):
             "of its own. Connect the relay to PostgreSQL directly (or to a session pool); services may keep "
             "using the pooler"
         )
+
+
+class PartitionMissing(OutsparkError):
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+
+    def __str__(self) -> str:
+        return (
+            f"table {self.args[0]} has no partition for the present time, so nothing can be accepted; "
+            "create partitions ahead (outspark.partitions.Partitions does) and try again"
+        )
+
+
+class HandlerInvalid(OutsparkError):
+    """The message names the handler, its parameter or pattern, and what is allowed."""
+
+
+class FeedFailed(OutsparkError):
+    """A broker that messages are taken from does not answer, or refuses what was asked of it."""
+
+
+class HandlerHung(OutsparkError):
+    """Too many handlers did not come back in their time; their threads live until the process ends."""
+
+
+class NotNow(OutsparkError):
+    """For handlers to raise when something else is at fault: no attempt is counted, and the event comes back.
+
+    `after` is when to try again, in seconds; without it the inbox's backoff decides.
+    """
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason, after)
+        self.after = after
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Reject(OutsparkError):
+    """For handlers to raise when trying again cannot help: the event is dead at once, with this message."""
 
 
 class OwnershipLost(OutsparkError):

@@ -32,6 +32,12 @@ class Event:
     """The destination that the event itself asks for."""
     message_id: str | None = None
     """What consumers know it by, where that is not the id of its row."""
+    topic: str | None = None
+    """The topic that the event itself asks for."""
+    max_attempts: int | None = None
+    """How many failures make this one dead, where the row says so."""
+    aggregate: tuple[str, str] | None = None
+    """Type and id of what the event is about, where the contract has them."""
 
 
 @dataclass(slots=True)

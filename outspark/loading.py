@@ -21,10 +21,13 @@ from outspark.errors import SettingsError
 from outspark.layers import Given, Layer
 from outspark.redaction import redact
 from outspark.settings import Settings, SourceSettings
+from outspark.settings.inbox import InboxSettings
 
 DEFAULT_FILE = "outspark.toml"
 # How a URL names its broker, where that is not the name of the destination's type.
 SCHEMES = {"tls": "nats", "amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis", "https": "http"}
+# `source.table` is the table of the one source there is.
+_ONLY_ONE = {"source": "sources", "inbox": "inboxes"}
 _VARIABLE = re.compile(r"\$(\$|\{(?P<name>[^}]*)\})")
 
 
@@ -36,8 +39,9 @@ def load(
     """SettingsError lists everything that is wrong.
 
     Without a path, `outspark.toml` in the working folder is read if it is there. Overrides are dotted keys;
-    a value may be `Given`, to name the flag it came from. `source.…` means the one source there is; `to`
-    sends everything to one destination: `kafka://…` or another URL, `stdout` or `null`.
+    a value may be `Given`, to name the flag it came from. `source.…` means the one source there is, `inbox.…`
+    the one inbox; `to` sends everything to one destination: `kafka://…` or another URL, `stdout` or `null`.
+    An inbox that only overrides speak of has the consumer group of its name.
     """
     environ = environ or {}
     problems: list[str] = []
@@ -68,6 +72,26 @@ def pick_source(settings: Settings, name: str | None) -> tuple[str, SourceSettin
     if len(settings.sources) > 1:
         raise SettingsError(f"there are several sources; choose one with --source: {names}")
     return next(iter(settings.sources.items()))
+
+
+def pick_inbox(settings: Settings, name: str | None) -> tuple[str, InboxSettings]:
+    """The named inbox, or the only one."""
+    names = ", ".join(settings.inboxes)
+    if name is not None:
+        if name not in settings.inboxes:
+            raise SettingsError(
+                f"there is no inbox {name!r}; the settings have: {names or '(none)'}; with --url postgresql://… it is "
+                "the consumer group of this name in that database"
+            )
+        return name, settings.inboxes[name]
+    if not settings.inboxes:
+        raise SettingsError(
+            "no inbox is configured: give --inbox GROUP and --url postgresql://…, "
+            f"or write an [inboxes.NAME] table in {DEFAULT_FILE}"
+        )
+    if len(settings.inboxes) > 1:
+        raise SettingsError(f"there are several inboxes; choose one with --inbox: {names}")
+    return next(iter(settings.inboxes.items()))
 
 
 def require_ends(settings: Settings) -> None:
@@ -121,12 +145,17 @@ def _override(layer: Layer, name: str, given: Given, problems: list[str]) -> Lay
     if name == "to":
         return _send_to(layer, given)
     path: layers.Path = tuple(name.split("."))
-    if path[0] == "source":
-        sources = layers.children(layer, ("sources",))
-        if len(sources) > 1:
-            problems.append(f"{given.origin} needs --source, because there are several: {', '.join(sources)}")
+    kind = _ONLY_ONE.get(str(path[0]))
+    if kind is not None:
+        names = layers.children(layer, (kind,))
+        if len(names) > 1:
+            problems.append(
+                f"{given.origin} needs --{path[0]}, because there are several: {', '.join(names)}"
+            )
             return layer
-        path = ("sources", *(sources or [DEFAULT]), *path[1:])
+        path = (kind, *(names or [DEFAULT]), *path[1:])
+    if path[0] == "inboxes" and path[1] not in layers.children(layer, ("inboxes",)):
+        layer = layer | {("inboxes", path[1], "group"): Given(path[1], given.origin)}
     return layers.without(layer, path) | {path: given}
 
 
@@ -163,16 +192,31 @@ def _refusal(problems: list[str]) -> SettingsError:
 
 
 def _url_problems(settings: Settings, layer: Layer) -> Iterator[str]:
-    for name, source in settings.sources.items():
-        url = source.url.get_secret_value()
+    databases: dict[layers.Path, str] = {
+        **{("sources", name, "url"): one.url.get_secret_value() for name, one in settings.sources.items()},
+        **{("inboxes", name, "url"): one.url.get_secret_value() for name, one in settings.inboxes.items()},
+    }
+    for path, url in databases.items():
         if not url.startswith(("postgresql://", "postgres://")) and "=" not in url.partition("://")[0]:
-            yield _problem(
-                ("sources", name, "url"), layer, redact(url), "must be a URL as postgresql://user@host/db"
-            )
+            yield _problem(path, layer, redact(url), "must be a URL as postgresql://user@host/db")
     for name, destination in settings.destinations.items():
         if destination.type in environment.NEED_URL and destination.url is None:
             example = environment.NEED_URL[destination.type]
             yield f"destinations.{name}.url is needed for type {destination.type!r}, such as {example}"
+    for name, inbox in settings.inboxes.items():
+        yield from _feed_problems(name, inbox, layer)
+
+
+def _feed_problems(name: str, inbox: InboxSettings, layer: Layer) -> Iterator[str]:
+    if inbox.feed is None:
+        return
+    url = inbox.feed.url.get_secret_value()
+    scheme, colon, _ = url.partition("://")
+    # Both brokers' clients also take bare hosts and ports.
+    if colon and SCHEMES.get(scheme, scheme) != inbox.feed.type:
+        example = environment.NEED_URL[inbox.feed.type]
+        wish = f"must be a URL as {example}, because feed.type is {inbox.feed.type!r}"
+        yield _problem(("inboxes", name, "feed", "url"), layer, redact(url), wish)
 
 
 def _wording(error: ErrorDetails, layer: Layer) -> str:

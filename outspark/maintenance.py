@@ -1,4 +1,4 @@
-"""Upkeep of an outbox whatever its contract: stats, dead events, prune and reap, in small transactions."""
+"""Upkeep of an outbox or inbox whatever its contract: stats, dead events, prune, reap, in small transactions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, Reaped, Stats, Upkeep
+from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, Reaped, Stats, Unlocking, Upkeep
+from outspark.errors import SettingsError
 
 BATCH = 1000
 """Rows a statement changes at most, so that no lock lasts and no transaction holds up VACUUM."""
@@ -115,6 +116,20 @@ class Maintenance:
         """Give back at most `batch` leases older than `lease`; each counts as an attempt."""
         with self._transaction():
             return self._upkeep.reap(self._conn, lease, max_attempts, batch)
+
+    def unlock(self, ids: list[str], reason: str) -> list[str]:
+        """Take events out of somebody's hands, uncounted and due as before; answers the ids that were held.
+
+        Only for one who is known to be gone or stuck: a relay may send the event twice then, and a worker that is
+        still at it finds its lock gone and rolls its effects back.
+        """
+        if not isinstance(self._upkeep, Unlocking):
+            raise SettingsError(
+                "a forced unlock is for inboxes and for outboxes of contract omnibox; elsewhere reap gives back "
+                "claims that ran out"
+            )
+        with self._transaction():
+            return self._upkeep.unlock(self._conn, ids, reason)
 
     def _in_batches(
         self,

@@ -42,6 +42,16 @@ JEAP_READY_COUNT: Final = "outbox_messages_ready_to_be_sent_count"
 JEAP_READY_QUERY: Final = "outbox_messages_ready_to_be_sent_query"
 JEAP_FAILED_COUNT: Final = "outbox_messages_failed_count"
 
+INBOX_ACCEPTED_TOTAL: Final = "outspark.inbox.accepted.total"
+INBOX_EVENTS_TOTAL: Final = "outspark.inbox.events.total"
+INBOX_HANDLER_LATENCY: Final = "outspark.inbox.handler.latency"
+INBOX_GIVEN_BACK_TOTAL: Final = "outspark.inbox.given_back.total"
+INBOX_HUNG_TOTAL: Final = "outspark.inbox.hung.total"
+INBOX_INTAKE_FAILURES_TOTAL: Final = "outspark.inbox.intake_failures.total"
+INBOX_PENDING_COUNT: Final = "outspark.inbox.pending_count"
+INBOX_OLDEST_AGE_SECONDS: Final = "outspark.inbox.oldest_age_seconds"
+INBOX_DEAD_COUNT: Final = "outspark.inbox.dead_count"
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -134,6 +144,31 @@ METRICS: Final[dict[str, Metric]] = {
             "source",
             "resend_status",
         ),
+        _counter(
+            INBOX_ACCEPTED_TOTAL,
+            "Messages that came in, by what they were: new, duplicate, duplicate_key, refused, out_of_partitions.",
+            "group",
+            "outcome",
+        ),
+        _counter(
+            INBOX_EVENTS_TOTAL,
+            "Events of an inbox after a try, by what became of them: handled, skipped, retry, dead, held, lost.",
+            "group",
+            "status",
+        ),
+        _histogram(INBOX_HANDLER_LATENCY, "How long handlers took.", "group"),
+        _counter(
+            INBOX_GIVEN_BACK_TOTAL, "Events that came back from workers that vanished or hang.", "group"
+        ),
+        _counter(INBOX_HUNG_TOTAL, "Handlers that did not come back in their time.", "group"),
+        _counter(
+            INBOX_INTAKE_FAILURES_TOTAL,
+            "Times that taking in had to begin anew: broker or database.",
+            "group",
+        ),
+        _gauge(INBOX_PENDING_COUNT, "Events of an inbox that wait for their handlers.", "inbox"),
+        _gauge(INBOX_OLDEST_AGE_SECONDS, "Age of the oldest event that waits in an inbox.", "inbox"),
+        _gauge(INBOX_DEAD_COUNT, "Dead events of an inbox.", "inbox"),
     )
 }
 

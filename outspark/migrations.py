@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outspark.contracts import doorbell
 from outspark.contracts.jeap import table as jeap
 from outspark.contracts.names import TableName
+from outspark.contracts.omnibox import table as omnibox
 from outspark.contracts.openoutbox import table as openoutbox
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+PARTITIONS = """\
+-- Every partition in this database, with its schema unless that is the default one
+SELECT nullif(n.nspname, current_schema()), c.relname
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relispartition AND c.relkind IN ('r', 'p')"""
 
 
 class Operations(Protocol):
@@ -48,6 +59,57 @@ def downgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
 def create_ready_index(op: Operations, table: str = "deferred_message") -> None:
     """Our optional index on a jEAP outbox."""
     _run(op, [jeap.ready_index(TableName.parse(table))])
+
+
+def upgrade_omnibox(
+    op: Operations,
+    table: str | None = None,
+    *,
+    inbox: bool = False,
+    partitioned: bool = False,
+    ready_index: bool = False,
+) -> None:
+    """Create one of omni-box's tables with its indexes, and our optional one if it is wanted."""
+    kind = omnibox.kind(inbox=inbox, partitioned=partitioned)
+    _run(op, kind.statements(_named(table), with_ready_index=ready_index))
+
+
+def downgrade_omnibox(
+    op: Operations, table: str | None = None, *, inbox: bool = False, partitioned: bool = False
+) -> None:
+    """Drop one of omni-box's tables, with its partitions and every event in it."""
+    _run(op, omnibox.kind(inbox=inbox, partitioned=partitioned).drop_statements(_named(table)))
+
+
+def create_omnibox_ready_index(op: Operations, table: str = "outbox_events") -> None:
+    """Our optional index on one of omni-box's tables."""
+    _run(op, [omnibox.ready_index(TableName.parse(table))])
+
+
+IncludeName = Callable[[str | None, str, Mapping[str, str | None]], bool]
+
+
+def without_partitions(connection: sqlalchemy.Connection) -> IncludeName:
+    """For Alembic's `context.configure(include_name=…)`: partitions are no tables of their own to autogenerate.
+
+    Alembic would find each of them in the database, miss it in the metadata, and drop it.
+    """
+
+    # Not before it is asked: a statement begins a transaction, and Alembic commits only those that it began itself.
+    @cache
+    def partitions() -> set[tuple[str | None, str]]:
+        import sqlalchemy as sa
+
+        return {(schema, name) for schema, name in connection.execute(sa.text(PARTITIONS))}
+
+    def include_name(name: str | None, type_: str, parents: Mapping[str, str | None]) -> bool:
+        return type_ != "table" or (parents.get("schema_name"), name) not in partitions()
+
+    return include_name
+
+
+def _named(table: str | None) -> TableName | None:
+    return None if table is None else TableName.parse(table)
 
 
 def _run(op: Operations, statements: Iterable[str]) -> None:

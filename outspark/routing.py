@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from string import Formatter
 
+from outspark import named
 from outspark.errors import EventInvalid, SettingsError
 from outspark.event import Event
 from outspark.settings import RouteSettings
@@ -16,7 +16,7 @@ from outspark.settings import RouteSettings
 Transform = Callable[[Event], Event | None]
 """Returns the event, changed or not, or None to skip it."""
 
-_PLACEHOLDERS = ("type", "key")
+_PLACEHOLDERS = ("topic", "type", "key")
 # Types are few in a sound system; one that puts an id into each type must not grow the cache for ever.
 _CACHE_SIZE = 10_000
 
@@ -47,7 +47,7 @@ class Router:
         rules = [(route.source, _rule(index, route, destinations)) for index, route in numbered]
         self._source = source
         self._rules = [rule for only, rule in rules if only in (None, source)]
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str | tuple[str, str], Route] = {}
         self._clusters = frozenset(destinations)
 
     @property
@@ -55,68 +55,56 @@ class Router:
         """May an event go to several destinations?"""
         return any(len(rule.destinations) > 1 for rule in self._rules)
 
-    def route(self, event_type: str, key: str | None, cluster: str | None = None) -> Route:
+    def route(
+        self, event_type: str, key: str | None, cluster: str | None = None, topic: str | None = None
+    ) -> Route:
         """EventInvalid when no route matches, or the topic needs a key that the event has not.
 
-        `cluster` is the destination that the event asks for; one that is not configured is not heeded.
+        `cluster` is the destination that the event asks for; one that is not configured is not heeded. `topic` is the
+        one it asks for; routes that name another have the last word.
         """
         if cluster is not None and cluster in self._clusters:
-            return self._to_cluster(cluster, event_type, key)
-        return self._routes.get(event_type) or self._find(event_type, key)
+            return self._to_cluster(cluster, event_type, key, topic)
+        return self._known(event_type, topic) or self._find(event_type, key, topic)
 
-    def _to_cluster(self, cluster: str, event_type: str, key: str | None) -> Route:
+    def _to_cluster(self, cluster: str, event_type: str, key: str | None, topic: str | None) -> Route:
         """Whatever the routes say about destinations; they may still name the topic."""
-        known = self._routes.get(event_type)
+        known = self._known(event_type, topic)
         if known is None and self._match(event_type) is None:
-            return Route((cluster,), event_type)
-        return Route((cluster,), (known or self._find(event_type, key)).topic)
+            return Route((cluster,), topic or event_type)
+        return Route((cluster,), (known or self._find(event_type, key, topic)).topic)
+
+    def _known(self, event_type: str, topic: str | None) -> Route | None:
+        return self._routes.get(event_type if topic is None else (event_type, topic))
 
     def _match(self, event_type: str) -> _Rule | None:
         return next((rule for rule in self._rules if rule.matches(event_type)), None)
 
-    def _find(self, event_type: str, key: str | None) -> Route:
+    def _find(self, event_type: str, key: str | None, topic: str | None) -> Route:
         rule = self._match(event_type)
         if rule is None:
             raise EventInvalid(
                 f"no route matches event_type {event_type!r} of source {self._source!r}; add one, such as "
                 f'[[routes]] match = "{event_type}"'
             )
+        given = {"type": event_type, "topic": topic or event_type}
         if rule.by_key:
             if key is None:
                 raise EventInvalid(f"topic {rule.topic!r} needs a partition_key, and the event has none")
-            return Route(rule.destinations, rule.topic.format(type=event_type, key=key))
+            return Route(rule.destinations, rule.topic.format(key=key, **given))
         if len(self._routes) >= _CACHE_SIZE:
             self._routes.clear()
-        route = Route(rule.destinations, rule.topic.format(type=event_type))
-        self._routes[event_type] = route
+        route = Route(rule.destinations, rule.topic.format(**given))
+        self._routes[event_type if topic is None else (event_type, topic)] = route
         return route
 
 
 def load_transform(name: str) -> Transform:
     """The function that `module:function` names; SettingsError when there is none."""
-    module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path):
-        raise SettingsError(f'transform = "{name}" is not of the form "module:function"')
-    found: object = _import(name, module_name)
-    for attribute in path.split("."):
-        try:
-            found = getattr(found, attribute)
-        except AttributeError as error:
-            raise SettingsError(f'transform = "{name}": module {module_name} has no {path}') from error
+    found = named.find("transform", name, "function")
     if not callable(found):
         raise SettingsError(f'transform = "{name}" is not a function but {type(found).__name__}')
     return found
-
-
-def _import(name: str, module_name: str) -> object:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f'transform = "{name}": there is no module {error.name}; is its folder on PYTHONPATH?'
-        ) from error
-    except Exception as error:
-        raise SettingsError(f'transform = "{name}": importing {module_name} failed: {error}') from error
 
 
 def _rule(index: int, route: RouteSettings, destinations: Collection[str]) -> _Rule:
@@ -142,7 +130,7 @@ def _destinations(index: int, route: RouteSettings, destinations: Collection[str
 
 def _placeholders(index: int, topic: str) -> set[str]:
     where = f"routes[{index}].topic = {topic!r}"
-    allowed = "allowed are {type} and {key}, and {{ and }} for braces"
+    allowed = "allowed are {topic}, {type} and {key}, and {{ and }} for braces"
     try:
         parts = list(Formatter().parse(topic))
     except ValueError as error:

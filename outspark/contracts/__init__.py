@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def get(name: str) -> Contract:
     """The contract that a source names; settings have validated the name."""
-    from outspark.contracts import jeap, openoutbox
+    from outspark.contracts import jeap, omnibox, openoutbox
 
-    contracts: dict[str, Contract] = {c.name: c for c in (openoutbox.CONTRACT, jeap.CONTRACT)}
-    return contracts[name]
+    known: tuple[Contract, ...] = (openoutbox.CONTRACT, jeap.CONTRACT, omnibox.CONTRACT)
+    return {contract.name: contract for contract in known}[name]

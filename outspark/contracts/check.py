@@ -127,6 +127,8 @@ def _primary_key(table: TableName, shape: Shape, indexes: set[tuple[str, bool]])
 
 def _index(table: TableName, shape: Shape, index: Index, indexes: set[tuple[str, bool]]) -> Iterator[Finding]:
     if not covers(index, Found({}, indexes, "")):
-        remedy = shape.create_index(table, index, "CONCURRENTLY ") + ";"
+        # PostgreSQL makes no index of a partitioned table concurrently.
+        how = "" if shape.partition_by else "CONCURRENTLY "
+        remedy = shape.create_index(table, index, how) + ";"
         problem = f"index {shape.name_index(table, index)} is missing or unusable"
         yield Finding("warning", problem, remedy, lacks_index=True)

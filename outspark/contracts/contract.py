@@ -106,8 +106,13 @@ class Contract(Protocol):
 
     def upkeep(self, table: TableName) -> Upkeep: ...
 
-    def lane_statements(self, table: TableName, settings: SourceSettings) -> LaneStatements:
-        """For a table with its schema, as `resolve` finds it."""
+    def lane_statements(
+        self, table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
+    ) -> LaneStatements:
+        """For a table with its schema, as `resolve` finds it.
+
+        With a connection the contract may look at the table and make the most of the indexes that it has.
+        """
         ...
 
     def side_tables(self, table: TableName) -> Mapping[str, str]:

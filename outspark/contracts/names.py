@@ -55,29 +55,31 @@ class TableName:
         """The same table in `schema`, unless it has a schema already."""
         return self if self.schema is not None else TableName(self.table, schema)
 
-    def sibling(self, suffix: str) -> TableName:
-        """`<table>_<suffix>` in the same schema; a name that would be too long is shortened and stays unique.
+    def sibling(self, suffix: str, prefix: str = "") -> TableName:
+        """`<prefix><table>_<suffix>` in the same schema; what would be too long is shortened and stays unique.
 
         `orders` gives `orders_doorbell`; sixty `x` give 45 `x`, then `_84566879_doorbell`.
         """
-        name = f"{self.table}_{suffix}"
+        name = f"{prefix}{self.table}_{suffix}"
         if len(name.encode()) > MAX_BYTES:
             tail = f"_{zlib.crc32(self.table.encode()):08x}_{suffix}"
-            name = self.table.encode()[: MAX_BYTES - len(tail)].decode(errors="ignore") + tail
+            room = MAX_BYTES - len(prefix) - len(tail)
+            name = prefix + self.table.encode()[:room].decode(errors="ignore") + tail
         return TableName(name, self.schema)
 
     def __str__(self) -> str:
         return ".".join(_text(part) for part in (self.schema, self.table) if part is not None)
 
 
-def resolve(conn: psycopg.Connection[Any], table: TableName) -> TableName:
-    """The table with its schema as this connection sees it, so that every spelling gives the same locks."""
+def resolve(conn: psycopg.Connection[Any], table: TableName, init: str = "outspark init") -> TableName:
+    """The table with its schema as this connection sees it, so that every spelling gives the same locks.
+
+    `init` is the command that would make such a table, for the error when it is not there.
+    """
     with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         row = cursor.execute(FIND_TABLE, {"name": table.identifier.as_string(conn)}).fetchone()
     if row is None:
-        raise TableInvalid(
-            f"there is no table {table} in this database; run: outspark init --table {table} --apply"
-        )
+        raise TableInvalid(f"there is no table {table} in this database; run: {init} --table {table} --apply")
     schema, name = row
     return TableName(name, schema)
 

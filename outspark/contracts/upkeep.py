@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import psycopg
 
@@ -134,14 +134,21 @@ class Upkeep(Protocol):
     ) -> Reaped: ...
 
 
+@runtime_checkable
+class Unlocking(Protocol):
+    """An upkeep whose contract lets one take events out of somebody's hands."""
+
+    def unlock(self, conn: psycopg.Connection[Any], ids: list[str], reason: str) -> list[str]:
+        """The reason stays with them; answers those that were held."""
+        ...
+
+
+def require_reason(reason: str) -> None:
+    if not reason.strip():
+        raise SettingsError("a forced unlock needs a reason, which is kept in last_error")
+
+
 def like(pattern: str) -> str:
     r"""`order_*` becomes `order\_%`."""
     escaped = "".join(f"\\{character}" if character in "\\%_" else character for character in pattern)
     return escaped.replace("*", "%")
-
-
-def whole_number(text: str) -> int:
-    """An id that is a number in the table."""
-    if not text.isascii() or not text.isdigit():
-        raise SettingsError(f"id = {text!r} is not an event id; allowed: a whole number")
-    return int(text)

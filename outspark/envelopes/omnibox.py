@@ -1,4 +1,4 @@
-"""omni-box's envelopes. What its table has columns for is read from the event's headers of the same names.
+"""omni-box's envelopes. What its table has columns for is read from there, or from headers of the same names.
 
 The headers `event_id` and `event_type` are set as omni-box's own relay sets them, for its consumers look there.
 """
@@ -37,11 +37,12 @@ class Full:
 
     def __call__(self, event: Event, message: Message) -> Message:
         headers = message.headers
+        of_type, of_id = event.aggregate or (headers.get("aggregate_type"), headers.get("aggregate_id"))
         fields: dict[str, str | None] = {
             "schema_version": headers.get("schema_version") or self.schema_version,
             "event_type": event.type,
-            "aggregate_type": _needed("aggregate_type", headers.get("aggregate_type")),
-            "aggregate_id": _needed("aggregate_id", headers.get("aggregate_id") or message.key),
+            "aggregate_type": _needed("aggregate_type", of_type),
+            "aggregate_id": _needed("aggregate_id", of_id or message.key),
             "timestamp": event.created_at.astimezone(UTC).isoformat(),
         }
         fields |= {name: headers[name] for name in _WHEN_PRESENT if headers.get(name)}

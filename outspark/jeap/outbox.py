@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pydantic import ValidationError
 
+from outspark import handles
 from outspark.contracts.jeap.table import DEFAULT_TABLE
 from outspark.contracts.jeap.trace import Form
 from outspark.contracts.names import TableName
@@ -71,7 +72,7 @@ class JeapOutbox:
         transaction, and nothing that goes wrong there is raised: what cannot be sent is left to the relay. Outside a
         transaction TransactionRequired is raised.
         """
-        found = sessions.as_session(session)
+        found = handles.as_session(session)
         if found is None:
             how = "`with outbox.transaction(conn) as tx: tx.send(…)`"
             raise _no_commit_seen("send", session, how, "a SQLAlchemy Session")
@@ -79,7 +80,7 @@ class JeapOutbox:
 
     async def send_async(self, session: AnyAsyncSession, *messages: NewMessage) -> list[int]:
         """`send` for SQLAlchemy's AsyncSession; the event loop goes on while messages are sent."""
-        found = sessions.as_async_session(session)
+        found = handles.as_async_session(session)
         if found is None:
             how = "`async with outbox.transaction_async(conn) as tx: await tx.send(…)`"
             raise _no_commit_seen("send_async", session, how, "a SQLAlchemy AsyncSession")
@@ -91,13 +92,13 @@ class JeapOutbox:
         Takes a psycopg connection, or a SQLAlchemy Connection or Session. One INSERT, never a commit. Outside a
         transaction TransactionRequired is raised.
         """
-        if (session := sessions.as_session(conn)) is not None:
+        if (session := handles.as_session(conn)) is not None:
             return self._post(session, messages, "send_scheduled", immediate=False)
         letters = self._writer.write(messages, immediate=False)
         if isinstance(conn, psycopg.Connection):
             transactions.require_transaction(conn, "send_scheduled")
             return self._posted_unseen(letters, transactions.execute(conn, letters.step))
-        if (connection := sessions.as_connection(conn)) is not None:
+        if (connection := handles.as_connection(conn)) is not None:
             sessions.require_transaction(connection, "send_scheduled")
             return self._posted_unseen(letters, sessions.execute(connection, letters.step))
         raise _wrong_handle("send_scheduled", conn, "a psycopg or SQLAlchemy Connection, or a Session")
@@ -108,7 +109,7 @@ class JeapOutbox:
             transactions.require_transaction(conn, "send_scheduled_async")
             letters = self._writer.write(messages, immediate=False)
             return self._posted_unseen(letters, await transactions.execute_async(conn, letters.step))
-        found = sessions.as_async_session(conn) or sessions.as_async_connection(conn)
+        found = handles.as_async_session(conn) or handles.as_async_connection(conn)
         if found is None:
             raise _wrong_handle("send_scheduled_async", conn, "an AsyncConnection or an AsyncSession")
         return await found.run_sync(self.send_scheduled, *messages)
@@ -179,7 +180,7 @@ def _no_commit_seen(call: str, handle: object, how: str, session: str) -> Transa
             f"{call} cannot see when a bare psycopg connection commits: write {how}, or leave the message to the "
             "relay with send_scheduled"
         )
-    if sessions.as_connection(handle) or sessions.as_async_connection(handle):
+    if handles.as_connection(handle) or handles.as_async_connection(handle):
         return TransactionRequired(
             f"{call} cannot see when a SQLAlchemy connection commits: use {session}, or leave the message to the "
             "relay with send_scheduled"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 from outspark.errors import TransactionRequired
@@ -15,7 +14,6 @@ from outspark.jeap.statements import Step
 if TYPE_CHECKING:
     import sqlalchemy
     from sqlalchemy import orm
-    from sqlalchemy.ext import asyncio as aio
 
 log = logging.getLogger(__name__)
 
@@ -131,39 +129,3 @@ def require_transaction(connection: sqlalchemy.Connection, call: str) -> sqlalch
             f"{call} needs a transaction, and the engine commits each statement by itself; use another isolation level"
         )
     return connection
-
-
-def as_session(handle: object) -> orm.Session | None:
-    if "sqlalchemy.orm" not in sys.modules:
-        return None
-    from sqlalchemy import orm
-
-    if isinstance(handle, orm.scoped_session):
-        handle = handle()
-    return handle if isinstance(handle, orm.Session) else None
-
-
-def as_connection(handle: object) -> sqlalchemy.Connection | None:
-    if "sqlalchemy" not in sys.modules:
-        return None
-    import sqlalchemy
-
-    return handle if isinstance(handle, sqlalchemy.Connection) else None
-
-
-def as_async_session(handle: object) -> aio.AsyncSession | None:
-    if "sqlalchemy.ext.asyncio" not in sys.modules:
-        return None
-    from sqlalchemy.ext import asyncio as aio
-
-    if isinstance(handle, aio.async_scoped_session):
-        handle = handle()
-    return handle if isinstance(handle, aio.AsyncSession) else None
-
-
-def as_async_connection(handle: object) -> aio.AsyncConnection | None:
-    if "sqlalchemy.ext.asyncio" not in sys.modules:
-        return None
-    from sqlalchemy.ext import asyncio as aio
-
-    return handle if isinstance(handle, aio.AsyncConnection) else None

@@ -193,7 +193,7 @@ class Desk:
         table = resolve(conn, TableName.parse(settings.table))
         findings = contract.check_table(conn, table)
         refuse_errors(table, findings)
-        statements = contract.lane_statements(table, settings)
+        statements = contract.lane_statements(table, settings, conn)
         if any(finding.lacks_index for finding in findings):
             # A batch is found by its ids then: the primary key is always there.
             statements = replace(statements, deliver_all=statements.deliver)

@@ -92,13 +92,13 @@ class Dispatcher:
             return None
         route_of, ordered, messages = self.router.route, self.ordered, []
         try:
-            names = route_of(events[0].type, events[0].key, events[0].cluster).destinations
+            names = route_of(events[0].type, events[0].key, events[0].cluster, events[0].topic).destinations
             if len(names) != 1 or names[0] in self.envelopes:
                 return None
             if not self.destinations[names[0]].publisher.keeps_order:
                 return None
             for event in events:
-                route = route_of(event.type, event.key, event.cluster)
+                route = route_of(event.type, event.key, event.cluster, event.topic)
                 if route.destinations != names:
                     return None
                 headers = NO_HEADERS if event.headers is None else wire_headers(event.headers)
@@ -130,7 +130,7 @@ class Dispatcher:
             sent = self.transform(event) if self.transform else event
             if sent is None:
                 return Parcel(key, outcome=Skipped())
-            route = self.router.route(sent.type, sent.key, sent.cluster)
+            route = self.router.route(sent.type, sent.key, sent.cluster, sent.topic)
             headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
             message = Message(sent.message_id or event.id, route.topic, sent.key, sent.payload, headers, key)
             if len(route.destinations) == 1:

@@ -119,7 +119,8 @@ class Settler:
     def _retry(self, event: Event, outcome: Retry) -> Settlement:
         policy = self.source.settings.retry
         failures = event.attempts + 1
-        if failures >= policy.max_attempts and self.source.statements.counts_attempts:
+        limit = policy.max_attempts if event.max_attempts is None else event.max_attempts
+        if failures >= limit and self.source.statements.counts_attempts:
             return self._dead(event, f"gave up after {failures} attempts: {outcome.error}")
         wait = outcome.after or backoff.delay(
             failures, base=policy.base_delay, cap=policy.max_delay, jitter=policy.jitter

@@ -70,6 +70,30 @@ def test_routes_of_another_source_do_not_count() -> None:
     assert Router(given, ["broker"], "billing").route("x", None).topic == "all"
 
 
+def test_the_topic_that_an_event_asks_for_is_its_own_unless_a_route_names_another() -> None:
+    router = Router(
+        routes(
+            {"match": "order.*"},
+            {"match": "user.*", "topic": "{type}"},
+            {"match": "*", "topic": "shop.{topic}.{key}"},
+        ),
+        ["broker"],
+        "orders",
+    )
+    for _ in range(2):
+        assert router.route("order.created", None, topic="orders").topic == "orders"
+        assert router.route("order.created", None, topic="orders.v2").topic == "orders.v2"
+        assert router.route("order.created", None).topic == "order.created"
+        assert router.route("user.created", None, topic="users").topic == "user.created"
+        assert router.route("x", "7", topic="rest").topic == "shop.rest.7"
+
+
+def test_a_topic_goes_with_the_cluster_that_an_event_asks_for() -> None:
+    router = Router(routes({"match": "order.*", "destination": "a"}), ["a", "b"], "orders")
+    assert router.route("x", None, "b", "own") == Route(("b",), "own")
+    assert router.route("order.created", None, "b", "own") == Route(("b",), "own")
+
+
 def test_a_topic_by_key_is_made_for_each_event() -> None:
     router = Router(routes({"topic": "{type}.{key}"}), ["broker"], "orders")
     assert router.route("order.created", "17").topic == "order.created.17"
@@ -106,7 +130,10 @@ def test_many_types_do_not_fill_the_memory() -> None:
 @pytest.mark.parametrize(
     ("topic", "complaint"),
     [
-        ("{kind}", r"routes\[1\].topic = '{kind}': unknown placeholder {kind}; allowed are {type} and {key}"),
+        (
+            "{kind}",
+            r"routes\[1\].topic = '{kind}': unknown placeholder {kind}; allowed are {topic}, {type} and {key}",
+        ),
         ("{type.__class__}", "unknown placeholder {type.__class__}"),
         ("{type!r}", "unknown placeholder"),
         ("{key:>9}", "unknown placeholder"),

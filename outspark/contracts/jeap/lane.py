@@ -18,6 +18,7 @@ from outspark.contracts.contract import LaneStatements
 from outspark.contracts.ids import text_array
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
+from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
 from outspark.event import Event
@@ -31,9 +32,6 @@ _SLOT = """mod(hashtextextended({order_key}, 0) & 255, {count})::int"""
 
 # The words of our optional index, so that the planner finds it.
 _WAITING = """(({unsent}) OR e.resend)"""
-# For rows that are found by their id: bare, the condition would offer the planner that index instead, which statistics
-# from before the backlog make look empty.
-_STILL_WAITING = """coalesce({waiting}, false)"""
 _READY = """
 {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
   AND {slot} = ANY(%(slots)s::int[])
@@ -130,7 +128,7 @@ SELECT extract(epoch FROM (
 """
 
 
-def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatements:
+def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
     """Owned slots and no mark on rows: settings allow nothing else on this table."""
     ordered_by, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
     parts: dict[str, sql.Composable] = {
@@ -145,7 +143,7 @@ def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatement
     }
     reasons = (f"WHEN '{kind}' THEN '{reason}'" for kind, reason in FAIL_REASONS.items())
     parts["reasons"] = sql.SQL(" ".join(reasons))
-    parts["still_waiting"] = sql.SQL(_STILL_WAITING).format(waiting=parts["waiting"])
+    parts["still_waiting"] = still(parts["waiting"])
     parts["ready"] = sql.SQL(_READY).format(**parts)
 
     def text(template: str) -> str:

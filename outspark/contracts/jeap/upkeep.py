@@ -5,31 +5,15 @@ Delivered is what was sent. Dead is what has failed and is not marked for a rese
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import class_row, tuple_row
 
 from outspark.contracts import attempts
-from outspark.contracts.deliveries import deliveries_table
 from outspark.contracts.jeap.table import UNSENT
-from outspark.contracts.names import TableName
-from outspark.contracts.slots import EXISTS
-from outspark.contracts.upkeep import (
-    DeadEvent,
-    DeadFilter,
-    Finished,
-    PrunedBatch,
-    Reaped,
-    Stats,
-    like,
-    whole_number,
-)
-
-NOW = "SELECT clock_timestamp()"
+from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements, whole_number
+from outspark.contracts.upkeep import DeadFilter
 
 STATS = """
 -- How much waits, how long, and what has failed
@@ -76,19 +60,6 @@ _DEAD_EVENT = """id::text, topic AS type, encode("key", 'escape') AS key, 0 AS a
     'message_type_name', message_type_name, 'message_type_version', message_type_version,
     'cluster_name', cluster_name)) AS headers"""
 
-COUNT_DEAD = """
--- How many failed messages fit
-SELECT count(*) FROM {table} WHERE {which}"""
-
-# Ordered by the column itself: `id` alone would be the text that is answered, and 10 comes before 9 there.
-LIST_DEAD = """
--- Failed messages that fit, the latest first, without their payload
-SELECT {dead_event} FROM {table} WHERE {which} ORDER BY failed DESC, {table}.id LIMIT %(limit)s"""
-
-PAGE_DEAD = """
--- The next page of failed messages, in the order of their ids
-SELECT {dead_event} FROM {table} WHERE {which} ORDER BY {table}.id LIMIT %(limit)s"""
-
 SHOW_DEAD = """
 -- One failed message with its payload
 SELECT {dead_event}, message AS payload FROM {table} WHERE failed IS NOT NULL AND id = %(id)s"""
@@ -110,11 +81,9 @@ DELETE FROM {table} e USING chosen WHERE e.id = chosen.id
 RETURNING e.id::text"""
 
 # Sent twice over, by its sender and by the relay: the later time counts.
-_ENDED = {
-    "delivered": """(sent_immediately < %(before)s OR sent_scheduled < %(before)s)
-      AND coalesce(greatest(sent_immediately, sent_scheduled) < %(before)s, false) AND resend IS NOT TRUE""",
-    "dead": "sent_immediately IS NULL AND sent_scheduled IS NULL AND created < %(before)s",
-}
+_SENT = """(sent_immediately < %(before)s OR sent_scheduled < %(before)s)
+      AND coalesce(greatest(sent_immediately, sent_scheduled) < %(before)s, false) AND resend IS NOT TRUE"""
+_UNSENT = "sent_immediately IS NULL AND sent_scheduled IS NULL AND created < %(before)s"
 
 COUNT_FINISHED = """
 -- How many messages ended this way before that time
@@ -131,16 +100,6 @@ WITH gone AS (
 )
 SELECT count(*), NULL::timestamptz FROM gone"""
 
-FORGET_DELIVERIES = """
--- Forget where messages have been that are not there any more
-WITH forgotten AS (
-  DELETE FROM {deliveries_table} d
-  WHERE d.source = %(source)s AND NOT EXISTS (SELECT 1 FROM {table} e WHERE e.id = d.event_id::bigint)
-  RETURNING 1
-)
-SELECT count(*) FROM forgotten"""
-
-
 FORGET_ATTEMPTS = """
 -- Forget the attempts of messages that do not wait any more
 DELETE FROM {attempts_table} a
@@ -149,119 +108,54 @@ WHERE a.source = %(source)s AND NOT EXISTS (
 RETURNING 1"""
 
 
-class JeapUpkeep:
-    """`Upkeep` for one table."""
+class JeapUpkeep(StatementUpkeep):
+    """A claim leaves no mark, so there is nothing to reap."""
 
-    def __init__(self, table: TableName) -> None:
-        self._table = table
-
-    def now(self, conn: psycopg.Connection[Any]) -> datetime:
-        now: datetime = self._rows(conn, NOW, {})[0][0]
-        return now
-
-    def stats(self, conn: psycopg.Connection[Any], *, exact: bool) -> Stats:
-        name = sql.Literal(self._table.identifier.as_string(None))
-        sent = sql.SQL(SENT_EXACTLY if exact else SENT_ESTIMATE).format(
-            table=self._table.identifier, name=name
-        )
-        with psycopg.Cursor(conn, row_factory=class_row(Stats)) as cursor:
-            stats = cursor.execute(self._compose(STATS, delivered=sent), {"exact": exact}).fetchone()
-        assert stats is not None, "an aggregate always answers one row"
-        return stats
+    statements = UpkeepStatements(
+        stats=STATS,
+        delivered_exactly=SENT_EXACTLY,
+        delivered_estimate=SENT_ESTIMATE,
+        which=_WHICH,
+        dead_event=_DEAD_EVENT,
+        died="failed",
+        show_dead=SHOW_DEAD,
+        requeue=REQUEUE,
+        discard=DISCARD,
+        finished={"delivered": {"ended": _SENT}, "dead": {"ended": _UNSENT}},
+        count_finished=COUNT_FINISHED,
+        prune=PRUNE,
+        id_type="bigint",
+        read_id=whole_number,
+    )
 
     def failed(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
         """How many failed messages are marked for a resend, and how many are not."""
         resend, rest = self._rows(conn, FAILED, {})[0]
         return int(resend), int(rest)
 
-    def count_dead(self, conn: psycopg.Connection[Any], which: DeadFilter) -> int:
-        return int(self._rows(conn, COUNT_DEAD, _filter(which))[0][0])
-
-    def list_dead(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[DeadEvent]:
-        statement = LIST_DEAD if which.after is None else PAGE_DEAD
-        with psycopg.Cursor(conn, row_factory=class_row(DeadEvent)) as cursor:
-            return cursor.execute(self._compose(statement), {**_filter(which), "limit": limit}).fetchall()
-
-    def show_dead(self, conn: psycopg.Connection[Any], id: str) -> DeadEvent | None:
-        with psycopg.Cursor(conn, row_factory=class_row(DeadEvent)) as cursor:
-            return cursor.execute(self._compose(SHOW_DEAD), {"id": whole_number(id)}).fetchone()
-
     def requeue(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
-        ids = [row[0] for row in self._rows(conn, REQUEUE, {**_filter(which), "limit": limit})]
+        ids = super().requeue(conn, which, limit)
         self._forget_attempts(conn, ids)
         return ids
 
     def discard(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
-        ids = [row[0] for row in self._rows(conn, DISCARD, {**_filter(which), "limit": limit})]
+        ids = super().discard(conn, which, limit)
         self._forget_attempts(conn, ids)
         return ids
 
-    def count_finished(self, conn: psycopg.Connection[Any], how: Finished, before: datetime) -> int:
-        ended = sql.SQL(_ENDED[how])
-        return int(self._rows(conn, COUNT_FINISHED, {"before": before}, ended=ended)[0][0])
-
-    def prune(
-        self,
-        conn: psycopg.Connection[Any],
-        how: Finished,
-        before: datetime,
-        mark: datetime | None,
-        limit: int,
-    ) -> PrunedBatch:
-        parameters = {"before": before, "limit": limit}
-        return PrunedBatch(*self._rows(conn, PRUNE, parameters, ended=sql.SQL(_ENDED[how]))[0])
-
     def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
-        source = {"source": str(self._table)}
-        tried, been = (
-            attempts.attempts_table(self._table).identifier,
-            deliveries_table(self._table).identifier,
-        )
+        tried = attempts.attempts_table(self._table).identifier
         if self._is_there(conn, tried):
-            self._rows(conn, FORGET_ATTEMPTS, source, attempts_table=tried)
-        if self._is_there(conn, been):
-            self._rows(conn, FORGET_DELIVERIES, source, deliveries_table=been)
+            self._rows(conn, FORGET_ATTEMPTS, {"source": str(self._table)}, attempts_table=tried)
+        super().forget_settled(conn)
 
-    def reap(self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int) -> Reaped:
-        """A claim leaves no mark, so there is nothing to give back."""
-        return Reaped((), ())
+    def _parts(self) -> dict[str, sql.Composable]:
+        return {"unsent": sql.SQL(UNSENT)}
+
+    def _key(self, key: str) -> bytes:
+        return key.encode(errors="surrogateescape")
 
     def _forget_attempts(self, conn: psycopg.Connection[Any], ids: list[str]) -> None:
         if ids and self._is_there(conn, attempts.attempts_table(self._table).identifier):
             statement = attempts.compose(attempts.FORGET, self._table)
             conn.execute(statement.encode(), {"source": str(self._table), "ids": ids})
-
-    def _is_there(self, conn: psycopg.Connection[Any], name: sql.Identifier) -> bool:
-        return bool(self._rows(conn, EXISTS, {"name": name.as_string(None)})[0][0])
-
-    def _compose(self, template: str, **parts: sql.Composable) -> sql.Composed:
-        return sql.SQL(template).format(
-            table=self._table.identifier,
-            unsent=sql.SQL(UNSENT),
-            which=sql.SQL(_WHICH),
-            dead_event=sql.SQL(_DEAD_EVENT),
-            **parts,
-        )
-
-    def _rows(
-        self,
-        conn: psycopg.Connection[Any],
-        template: str,
-        parameters: Mapping[str, object],
-        **parts: sql.Composable,
-    ) -> list[Any]:
-        with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-            return cursor.execute(self._compose(template, **parts), parameters).fetchall()
-
-
-def _filter(which: DeadFilter) -> dict[str, object]:
-    return {
-        "ids": None if which.ids is None else [whole_number(id) for id in which.ids],
-        "after": None if which.after is None else whole_number(which.after),
-        "type": None if which.type is None else like(which.type),
-        "key": None if which.key is None else which.key.encode(errors="surrogateescape"),
-        "error": which.error,
-        "since": which.since,
-        "before": which.before,
-        "requeued": which.requeued,
-    }

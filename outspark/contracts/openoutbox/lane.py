@@ -17,6 +17,7 @@ from psycopg import sql
 
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
 from outspark.contracts.ids import uuid_array
+from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
 from outspark.event import Event
@@ -39,10 +40,6 @@ e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at
 
 # A claim that is lost when the server crashes is only made again, so its commit need not wait for the disk.
 _LAZILY = """lazily AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS commit)"""
-
-# A row that is found by its id has its status looked at behind this: bare, it would offer the planner an index, which
-# statistics from before the backlog make look empty, and each claim would compare all that is pending with its ids.
-_STILL = """coalesce({condition}, false)"""
 
 # No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
 _CLAIM_OWNED = """
@@ -188,7 +185,7 @@ SELECT extract(epoch FROM (
 """
 
 
-def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatements:
+def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
     """Compose the statements for one way of working: competing, or owning slots with leases on rows or on slots."""
     owned, marked = settings.ordering == "key", settings.lease == "row"
     fence = sql.SQL(FENCE).format(slots_table=slots_table(table).identifier)
@@ -202,8 +199,8 @@ def lane_statements(table: TableName, settings: SourceSettings) -> LaneStatement
         "prefix": sql.Literal(TOKEN_PREFIX),
     }
     parts["ready"] = sql.SQL(_READY).format(slot=parts["slot"])
-    parts["still_pending"] = sql.SQL(_STILL).format(condition=sql.SQL("e.status = 'PENDING'"))
-    parts["still_leased"] = sql.SQL(_STILL).format(condition=parts["leased"])
+    parts["still_pending"] = still(sql.SQL("e.status = 'PENDING'"))
+    parts["still_leased"] = still(parts["leased"])
 
     def text(template: str) -> str:
         return sql.SQL(template).format(**parts).as_string(None)

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Any
-from uuid import UUID
-
-import psycopg
-from psycopg import sql
-from psycopg.rows import class_row, tuple_row
-
-from outspark.contracts.deliveries import deliveries_table
-from outspark.contracts.names import TableName
-from outspark.contracts.slots import EXISTS
-from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, PrunedBatch, Reaped, Stats, like
-from outspark.errors import SettingsError
-
-NOW = "SELECT clock_timestamp()"
+from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements
 
 # Each subquery reads one partial index; DELIVERED rows, by far the most, are only counted on demand.
 STATS = """
@@ -56,18 +41,6 @@ status = 'DEAD' AND NOT %(requeued)s::bool
 _DEAD_EVENT = """event_id::text AS id, event_type AS type, partition_key AS key, attempts,
   last_error AS error, created_at, updated_at AS died_at, headers, octet_length(payload) AS payload_size"""
 
-COUNT_DEAD = """
--- How many dead events fit
-SELECT count(*) FROM {table} WHERE {which}"""
-
-LIST_DEAD = """
--- Dead events that fit, the latest first, without their payload
-SELECT {dead_event} FROM {table} WHERE {which} ORDER BY updated_at DESC, event_id LIMIT %(limit)s"""
-
-PAGE_DEAD = """
--- The next page of dead events, in the order of their ids
-SELECT {dead_event} FROM {table} WHERE {which} ORDER BY event_id LIMIT %(limit)s"""
-
 SHOW_DEAD = """
 -- One dead event with its payload
 SELECT {dead_event}, payload FROM {table} WHERE status = 'DEAD' AND event_id = %(id)s"""
@@ -95,7 +68,7 @@ RETURNING e.event_id::text"""
 
 COUNT_FINISHED = """
 -- How many events ended this way before that time
-SELECT count(*) FROM {table} WHERE status = {status} AND {ended} < %(before)s"""
+SELECT count(*) FROM {table} WHERE {finished} AND {ended} < %(before)s"""
 
 # The array makes it a lookup by primary key; a join may be planned as a scan of the whole table.
 PRUNE = """
@@ -103,7 +76,7 @@ PRUNE = """
 WITH gone AS (
   DELETE FROM {table} WHERE event_id = ANY(ARRAY(
     SELECT event_id FROM {table}
-    WHERE status = {status} AND {ended} < %(before)s
+    WHERE {finished} AND {ended} < %(before)s
       AND {ended} >= coalesce(%(mark)s::timestamptz, '-infinity')
     ORDER BY {ended} LIMIT %(limit)s FOR UPDATE SKIP LOCKED
   ))
@@ -134,117 +107,23 @@ SET status = CASE WHEN e.attempts + 1 >= %(max_attempts)s THEN 'DEAD' ELSE 'PEND
 FROM lost WHERE e.event_id = lost.event_id
 RETURNING e.event_id::text, e.status = 'DEAD'"""
 
-FORGET_DELIVERIES = """
--- Forget where events have been that are not there any more
-WITH forgotten AS (
-  DELETE FROM {deliveries_table} d
-  WHERE d.source = %(source)s AND NOT EXISTS (SELECT 1 FROM {table} e WHERE e.event_id = d.event_id::uuid)
-  RETURNING 1
-)
-SELECT count(*) FROM forgotten"""
 
-_FINISHED = {"delivered": ("DELIVERED", "delivered_at"), "dead": ("DEAD", "updated_at")}
-
-
-class OpenOutboxUpkeep:
-    """`Upkeep` for one table."""
-
-    def __init__(self, table: TableName) -> None:
-        self._table = table
-
-    def now(self, conn: psycopg.Connection[Any]) -> datetime:
-        now: datetime = self._rows(conn, NOW, {})[0][0]
-        return now
-
-    def stats(self, conn: psycopg.Connection[Any], *, exact: bool) -> Stats:
-        name = sql.Literal(self._table.identifier.as_string(None))
-        delivered = sql.SQL(DELIVERED_EXACTLY if exact else DELIVERED_ESTIMATE)
-        count = delivered.format(table=self._table.identifier, name=name)
-        with psycopg.Cursor(conn, row_factory=class_row(Stats)) as cursor:
-            stats = cursor.execute(self._compose(STATS, delivered=count), {"exact": exact}).fetchone()
-        assert stats is not None, "an aggregate always answers one row"
-        return stats
-
-    def count_dead(self, conn: psycopg.Connection[Any], which: DeadFilter) -> int:
-        return int(self._rows(conn, COUNT_DEAD, _filter(which))[0][0])
-
-    def list_dead(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[DeadEvent]:
-        statement = LIST_DEAD if which.after is None else PAGE_DEAD
-        with psycopg.Cursor(conn, row_factory=class_row(DeadEvent)) as cursor:
-            return cursor.execute(self._compose(statement), {**_filter(which), "limit": limit}).fetchall()
-
-    def show_dead(self, conn: psycopg.Connection[Any], id: str) -> DeadEvent | None:
-        with psycopg.Cursor(conn, row_factory=class_row(DeadEvent)) as cursor:
-            return cursor.execute(self._compose(SHOW_DEAD), {"id": _uuid(id)}).fetchone()
-
-    def requeue(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
-        return [row[0] for row in self._rows(conn, REQUEUE, {**_filter(which), "limit": limit})]
-
-    def discard(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
-        return [row[0] for row in self._rows(conn, DISCARD, {**_filter(which), "limit": limit})]
-
-    def count_finished(self, conn: psycopg.Connection[Any], how: Finished, before: datetime) -> int:
-        return int(self._rows(conn, COUNT_FINISHED, {"before": before}, **_finished(how))[0][0])
-
-    def prune(
-        self,
-        conn: psycopg.Connection[Any],
-        how: Finished,
-        before: datetime,
-        mark: datetime | None,
-        limit: int,
-    ) -> PrunedBatch:
-        parameters = {"before": before, "mark": mark, "limit": limit}
-        return PrunedBatch(*self._rows(conn, PRUNE, parameters, **_finished(how))[0])
-
-    def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
-        name = deliveries_table(self._table).identifier
-        if self._rows(conn, EXISTS, {"name": name.as_string(None)})[0][0]:
-            self._rows(conn, FORGET_DELIVERIES, {"source": str(self._table)}, deliveries_table=name)
-
-    def reap(self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int) -> Reaped:
-        rows = self._rows(conn, REAP, {"lease": lease, "max_attempts": max_attempts, "limit": limit})
-        return Reaped(
-            returned=tuple(id for id, dead in rows if not dead), dead=tuple(id for id, dead in rows if dead)
-        )
-
-    def _compose(self, template: str, **parts: sql.Composable) -> sql.Composed:
-        which, dead_event = sql.SQL(_WHICH), sql.SQL(_DEAD_EVENT)
-        return sql.SQL(template).format(
-            table=self._table.identifier, which=which, dead_event=dead_event, **parts
-        )
-
-    def _rows(
-        self,
-        conn: psycopg.Connection[Any],
-        template: str,
-        parameters: Mapping[str, object],
-        **parts: sql.Composable,
-    ) -> list[Any]:
-        with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-            return cursor.execute(self._compose(template, **parts), parameters).fetchall()
-
-
-def _filter(which: DeadFilter) -> dict[str, object]:
-    return {
-        "ids": None if which.ids is None else [_uuid(id) for id in which.ids],
-        "type": None if which.type is None else like(which.type),
-        "key": which.key,
-        "error": which.error,
-        "since": which.since,
-        "before": which.before,
-        "after": None if which.after is None else _uuid(which.after),
-        "requeued": which.requeued,
-    }
-
-
-def _finished(how: Finished) -> dict[str, sql.Composable]:
-    status, column = _FINISHED[how]
-    return {"status": sql.Literal(status), "ended": sql.Identifier(column)}
-
-
-def _uuid(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError as error:
-        raise SettingsError(f"id = {text!r} is not an event id; allowed: a UUID") from error
+class OpenOutboxUpkeep(StatementUpkeep):
+    statements = UpkeepStatements(
+        stats=STATS,
+        delivered_exactly=DELIVERED_EXACTLY,
+        delivered_estimate=DELIVERED_ESTIMATE,
+        which=_WHICH,
+        dead_event=_DEAD_EVENT,
+        show_dead=SHOW_DEAD,
+        requeue=REQUEUE,
+        discard=DISCARD,
+        finished={
+            "delivered": {"finished": "status = 'DELIVERED'", "ended": "delivered_at"},
+            "dead": {"finished": "status = 'DEAD'", "ended": "updated_at"},
+        },
+        count_finished=COUNT_FINISHED,
+        prune=PRUNE,
+        reap=REAP,
+        id="event_id",
+    )

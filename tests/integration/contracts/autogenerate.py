@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import dedent
 from typing import Any
 
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
+from alembic.autogenerate import compare_metadata, produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from sqlalchemy.dialects import postgresql
 
+from outspark.migrations import IncludeName
 from tests.databases import Database
+
+COMPARE = {"compare_type": True, "compare_server_default": True}
 
 
 @contextmanager
 def engine_of(database: Database) -> Iterator[sa.Engine]:
     engine = sa.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
-    yield engine
-    engine.dispose()
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def migrate(database: Database, step: Callable[[Operations], None]) -> None:
@@ -34,12 +41,28 @@ def reflect(database: Database) -> sa.MetaData:
     return found
 
 
-def differences(database: Database, wanted: sa.MetaData) -> list[Any]:
+def differences(
+    database: Database,
+    wanted: sa.MetaData,
+    include_name: Callable[[sa.Connection], IncludeName] | None = None,
+) -> list[Any]:
     with engine_of(database) as engine, engine.connect() as conn:
-        context = MigrationContext.configure(
-            conn, opts={"compare_type": True, "compare_server_default": True, "include_schemas": True}
-        )
-        return list(compare_metadata(context, wanted))
+        opts: dict[str, Any] = {**COMPARE, "include_schemas": True}
+        if include_name is not None:
+            opts["include_name"] = include_name(conn)
+        return list(compare_metadata(MigrationContext.configure(conn, opts=opts), wanted))
+
+
+def autogenerate(database: Database, wanted: sa.MetaData) -> str:
+    """Write the migration that brings the database to `wanted`, as `alembic revision` would, and run it."""
+    with engine_of(database) as engine, engine.begin() as conn:
+        context = MigrationContext.configure(conn, opts=COMPARE)
+        upgrade = produce_migrations(context, wanted).upgrade_ops
+        assert upgrade is not None
+        # Indented as the body of a function, but for its first line.
+        code = dedent("    " + render_python_code(upgrade, migration_context=context))
+        exec(code, {"op": Operations(context), "sa": sa, "postgresql": postgresql})
+        return code
 
 
 def kinds(found: list[Any]) -> list[str]:

@@ -21,13 +21,24 @@ INDEXES = """
 SELECT c.relname, c.relnamespace::regnamespace::text, i.indisunique, i.indisvalid, pg_get_indexdef(c.oid)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = %s::regclass ORDER BY c.relname"""
 
+PARTITIONING = """
+SELECT c.relkind, pg_get_partkeydef(c.oid) FROM pg_class c WHERE c.oid = %s::regclass"""
+
 
 @dataclass(frozen=True)
 class Catalog:
     columns: list[tuple[Any, ...]]
     constraints: list[tuple[Any, ...]]
     indexes: list[tuple[Any, ...]]
+    partitioning: list[tuple[Any, ...]]
+
+    def nameless(self) -> tuple[object, ...]:
+        """All but the names of the table's constraints and indexes."""
+        constraints = sorted(row[4] for row in self.constraints)
+        indexes = sorted((row[2], row[4].split(" USING ")[1]) for row in self.indexes)
+        return self.columns, constraints, indexes, self.partitioning
 
 
 def catalog(conn: psycopg.Connection, table: str) -> Catalog:
-    return Catalog(*(conn.execute(query, [table]).fetchall() for query in (COLUMNS, CONSTRAINTS, INDEXES)))
+    queries = (COLUMNS, CONSTRAINTS, INDEXES, PARTITIONING)
+    return Catalog(*(conn.execute(query, [table]).fetchall() for query in queries))

@@ -5,55 +5,21 @@ from __future__ import annotations
 import re
 import socket
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from outspark import durations
+from outspark.settings.inbox import InboxSettings, PartitionSettings
+from outspark.settings.model import Duration, Model, Ordering, RetrySettings
 
-
-def _duration(value: Any) -> Any:
-    return durations.parse(value) if isinstance(value, str) else value
-
-
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(_duration),
-    PlainSerializer(durations.text, return_type=str),
-    Field(gt=timedelta(0)),
-]
-Ordering = Literal["key", "none"]
 Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
-ContractName = Literal["openoutbox", "jeap"]
+ContractName = Literal["openoutbox", "jeap", "omnibox"]
 DestinationType = Literal["kafka", "nats", "rabbitmq", "redis", "http", "stdout", "null"]
 EnvelopeForm = Literal["raw", "cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"]
 
 _URI_REFERENCE = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
-
-
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RetrySettings(Model):
-    """How a failed event comes back."""
-
-    max_attempts: int = Field(25, ge=1, description="Failures after which an event is dead.")
-    base_delay: Duration = Field(
-        timedelta(seconds=1), description="Wait after the first failure; doubles with each."
-    )
-    max_delay: Duration = Field(timedelta(hours=24), description="The longest wait.")
-    jitter: float = Field(0.15, ge=0, le=1, description="Up to this share is added to each wait.")
 
 
 class JeapSettings(Model):
@@ -87,7 +53,8 @@ class SourceSettings(Model):
     table: str = Field(
         "openoutbox_events",
         min_length=1,
-        description="Table name, with schema if not on the search path; on jeap: `deferred_message`.",
+        description="Table name, with schema if not on the search path; on jeap: `deferred_message`, "
+        "on omnibox: `outbox_events`.",
     )
     ordering: Ordering = Field(
         "key", description='"key": in order per key. "none": relays compete for single events.'
@@ -112,12 +79,17 @@ class SourceSettings(Model):
     retry: RetrySettings = Field(default_factory=RetrySettings)
     transform: str | None = Field(None, description="Python hook `module:function` called with each event.")
     jeap: JeapSettings = Field(default_factory=JeapSettings, description="Only with contract jeap.")
+    partitions: PartitionSettings | None = Field(
+        None, description="Only with contract omnibox, where the table is partitioned."
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_contract(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("contract") == "jeap":
             return {"table": "deferred_message", "lease": "slot", **data}
+        if isinstance(data, dict) and data.get("contract") == "omnibox":
+            return {"table": "outbox_events", **data}
         return data
 
     @model_validator(mode="after")
@@ -128,6 +100,8 @@ class SourceSettings(Model):
             )
         if self.contract != "jeap" and "jeap" in self.model_fields_set:
             raise ValueError('the table jeap is for contract = "jeap"')
+        if self.contract != "omnibox" and self.partitions is not None:
+            raise ValueError('the table partitions is for contract = "omnibox"')
         if self.ordering == "none" and self.lease == "slot":
             raise ValueError('lease = "slot" needs ordering = "key": without slots nothing owns an event')
         if self.ordering == "none" and self.on_dead == "park":
@@ -204,7 +178,9 @@ class RouteSettings(Model):
         "may be left out when there is only one.",
     )
     topic: str = Field(
-        "{type}", description="Topic or subject; `{type}` is the event_type, `{key}` the partition_key."
+        "{topic}",
+        description="Topic or subject; `{topic}` is the event's own where it has one, and its type otherwise, "
+        "`{type}` the event_type, `{key}` the partition_key.",
     )
 
     @field_validator("destination")
@@ -267,6 +243,7 @@ class Settings(Model):
     sources: dict[str, SourceSettings] = Field(default_factory=dict)
     destinations: dict[str, DestinationSettings] = Field(default_factory=dict)
     routes: list[RouteSettings] = Field(default_factory=list)
+    inboxes: dict[str, InboxSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -289,6 +266,8 @@ class Settings(Model):
                 f"routes are needed to choose between the destinations: {_names(self.destinations)}"
             )
         self._check_locks()
+        self._check_letters()
+        self._check_partitions()
         return self
 
     def _check_locks(self) -> None:
@@ -299,6 +278,38 @@ class Settings(Model):
                     f"sources.{name}.jeap.lock_at_most = {durations.text(source.jeap.lock_at_most)} must be more than "
                     f"2s longer than every publish_timeout, and the longest is {durations.text(longest)}"
                 )
+
+    def _check_letters(self) -> None:
+        for name, inbox in self.inboxes.items():
+            outbox = inbox.dead_letter.outbox if inbox.dead_letter else None
+            if outbox is None:
+                continue
+            where = f"inboxes.{name}.dead_letter.outbox = {outbox!r}"
+            if outbox not in self.sources:
+                raise ValueError(f"{where} is not one of the sources: {_names(self.sources)}")
+            source = self.sources[outbox]
+            if source.url != inbox.url:
+                raise ValueError(f"{where} must be in the database of the inbox: both are written together")
+            if source.contract == "jeap":
+                raise ValueError(f"{where} is of contract jeap, whose messages belong to their own services")
+
+    def _check_partitions(self) -> None:
+        """Of one table they must be one: the shortest retention would win for all."""
+        known: dict[tuple[str, str], tuple[str, PartitionSettings]] = {}
+        for name, (kept, partitions) in self.partitioned().items():
+            first, other = known.setdefault((kept.url.get_secret_value(), kept.table), (name, partitions))
+            if other != partitions:
+                raise ValueError(
+                    f"{first}.partitions and {name}.partitions are of the same table and must be the same"
+                )
+
+    def partitioned(self) -> dict[str, tuple[SourceSettings | InboxSettings, PartitionSettings]]:
+        """All whose partitions are to be kept, as `sources.orders` and `inboxes.billing`."""
+        all: dict[str, SourceSettings | InboxSettings] = {
+            **{f"sources.{name}": source for name, source in self.sources.items()},
+            **{f"inboxes.{name}": inbox for name, inbox in self.inboxes.items()},
+        }
+        return {name: (one, one.partitions) for name, one in all.items() if one.partitions is not None}
 
     def fans_out(self, source: str) -> bool:
         """Do events of this source go to several destinations at once?"""

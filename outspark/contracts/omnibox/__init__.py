@@ -1,0 +1,61 @@
+"""The `omnibox` contract: outbox and inbox of omni-box, shared with its own relay or taken over from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import psycopg
+
+from outspark.contracts.findings import Finding
+from outspark.contracts.names import TableName
+from outspark.contracts.omnibox import check, lane
+from outspark.contracts.omnibox import table as tables
+from outspark.contracts.omnibox.upkeep import OmniboxUpkeep
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+
+@dataclass(frozen=True, slots=True)
+class Omnibox:
+    """Everything the rest of Outspark knows about this kind of table. Tables are given as `TableName`.
+
+    `inbox` and `partitioned` say which of the four tables is to be made or checked. Lanes and upkeep are for outboxes,
+    and see for themselves whether those are partitioned.
+    """
+
+    inbox: bool = False
+    partitioned: bool = False
+    name: ClassVar[str] = "omnibox"
+
+    lane_statements = staticmethod(lane.lane_statements)
+    ready_index = staticmethod(tables.ready_index)
+    upkeep = OmniboxUpkeep
+
+    @property
+    def default_table(self) -> str:
+        return str(self._kind.default_table)
+
+    def ddl(self, table: TableName) -> str:
+        return self._kind.ddl(table)
+
+    def statements(self, table: TableName) -> list[str]:
+        return self._kind.statements(table)
+
+    def metadata(self, table: TableName | None = None) -> sqlalchemy.Table:
+        return self._kind.metadata(table)
+
+    def check_table(self, conn: psycopg.Connection[Any], table: TableName) -> list[Finding]:
+        return check.check_table(conn, table, inbox=self.inbox)
+
+    def side_tables(self, table: TableName) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def _kind(self) -> tables.Kind:
+        return tables.kind(inbox=self.inbox, partitioned=self.partitioned)
+
+
+CONTRACT: Final = Omnibox()

@@ -1,0 +1,370 @@
+"""The statements of an omni-box inbox: accept, claim, complete, settle, and what keeps the locks of claims honest.
+
+            accept                     claim                    complete
+message ───────────────► pending ───────────────► pending, locked ───────────► completed
+   │ not fit to be handled  ▲                            │
+   └────────► failed        └──settle, adopt, unlock─────┴──settle──► failed
+
+A row is named by `(id, created_at)`, so that a partitioned table looks into one partition only. One that failed has no
+attempts left, because omni-box refuses to read a failed row that has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from outspark.contracts.known import still
+from outspark.contracts.names import TableName, resolve
+
+KEY_HEADER: Final = "partition_key"
+"""The table has no column for the key of a message, so it stands among the headers under this name."""
+
+WORKER_PREFIX: Final = "outspark/inbox/"
+"""Every lock of our workers is `outspark/inbox/<instance>/<worker>/<claim>`."""
+
+UNLOCKED: Final = "unlocked by force"
+"""How the last error of an event begins that was taken out of somebody's hands."""
+
+# Without a conflict target every unique index counts: message and group, idempotency key, and the row's own id.
+# scheduled_at is the order of acceptance, on the database's clock and a microsecond apart; created_at is the
+# message's own time, which is the same whenever and wherever it is delivered again.
+ACCEPT = """
+-- Take in messages in the given order; those that are there already are left alone
+WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
+INSERT INTO {table}
+  (id, event_type, message_id, consumer_group, source, payload, headers, trace_id, idempotency_key,
+   correlation_id, causation_id, schema_version, status, attempts_made, max_attempts, last_error,
+   scheduled_at, created_at, updated_at)
+SELECT m.id::uuid, m.event_type, m.message_id, %(group)s::text, m.source, m.payload::jsonb, m.headers::jsonb,
+       m.trace_id, m.idempotency_key, m.correlation_id, m.causation_id, m.schema_version,
+       CASE WHEN m.error IS NULL THEN 'pending' ELSE 'failed' END,
+       CASE WHEN m.error IS NULL THEN 0 ELSE %(max_attempts)s::int END, %(max_attempts)s::int, m.error,
+       start.at + (m.position - 1) * interval '1 microsecond', coalesce(m.created_at, start.at), start.at
+FROM start
+CROSS JOIN unnest(
+  %(ids)s::text[], %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)b::text[],
+  %(headers)b::text[], %(trace_ids)s::text[], %(idempotency_keys)s::text[], %(correlation_ids)s::text[],
+  %(causation_ids)s::text[], %(schema_versions)s::text[], %(errors)s::text[], %(created_ats)s::timestamptz[]
+) WITH ORDINALITY AS m(id, event_type, message_id, source, payload, headers, trace_id, idempotency_key,
+                       correlation_id, causation_id, schema_version, error, created_at, position)
+ON CONFLICT DO NOTHING
+RETURNING id::text"""
+
+KNOWN_MESSAGES = """
+-- Which of these messages has the group, whenever they are from?
+SELECT DISTINCT message_id FROM {table}
+WHERE message_id = ANY(%(message_ids)s::text[]) AND consumer_group = %(group)s"""
+
+KNOWN_KEYS = """
+-- Which of these idempotency keys are there, whenever they are from?
+SELECT DISTINCT idempotency_key FROM {table} WHERE idempotency_key = ANY(%(idempotency_keys)s::text[])"""
+
+OPEN_MESSAGES = """
+-- Which of these messages are not at their end yet?
+SELECT message_id FROM {table}
+WHERE message_id = ANY(%(message_ids)s::text[]) AND consumer_group = %(group)s
+  AND coalesce(status = 'pending', false)"""
+
+LOCK_ACCEPT = """
+-- Let nobody else take in what these shares of ids and keys hold, until the end of the transaction
+SELECT pg_advisory_xact_lock(%(class)s::int, share), current_setting('transaction_isolation')
+FROM unnest(%(shares)s::int[]) AS share"""
+
+_EVENT = """e.id::text, e.created_at, e.event_type, e.message_id, e.consumer_group, e.source, e.payload::text,
+  e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id, e.schema_version, e.attempts_made,
+  e.max_attempts"""
+
+_KEY = "(e.headers ->> {key})"
+_SLOT = "mod(hashtextextended(coalesce({key}, e.id::text), 0) & 255, {count})::int"
+
+# The words of the index on scheduled_at, so that the planner finds it.
+_FREE = """
+e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.max_attempts
+  AND e.scheduled_at <= now() AND e.consumer_group = %(group)s"""
+
+_NAMED = """e.id = o.id {same_time}"""
+# The time finds the partition.
+_SAME_TIME = """AND e.created_at = o.created_at"""
+
+_LOCK = """
+UPDATE {table} e
+SET locked_at = clock_timestamp(), locked_by = %(token)s, updated_at = clock_timestamp()
+FROM chosen o WHERE {named}
+RETURNING {event}, o.position"""
+
+# What was tried before goes alone, so that an event that kills its worker takes no other with it.
+CLAIM = """
+-- Claim free events, those that were due first; one that was tried before goes alone
+WITH next AS MATERIALIZED (
+  SELECT s.*, row_number() OVER () AS position FROM (
+    SELECT e.id, e.created_at, e.attempts_made > 0 AS tried FROM {table} e
+    WHERE {free} {in_order}
+    ORDER BY e.scheduled_at, e.id LIMIT %(limit)s FOR UPDATE {passing_over}
+  ) s
+), chosen AS MATERIALIZED (
+  SELECT n.id, n.created_at, n.position FROM next n WHERE n.position = 1 OR {together}
+){lock}"""
+
+_UNTRIED = """NOT n.tried AND NOT (SELECT f.tried FROM next f WHERE f.position = 1)"""
+_BEFORE_TRIED = """n.position < ALL(SELECT t.position FROM next t WHERE t.tried)"""
+
+CLAIM_HEAD = """
+-- Claim the head of a key, for which all later events of the key wait
+WITH chosen AS MATERIALIZED (
+  SELECT e.id, e.created_at, 1 AS position FROM {table} e
+  WHERE {still_free} AND e.id = %(id)s::uuid AND e.created_at = %(created_at)s::timestamptz
+  FOR UPDATE SKIP LOCKED
+){lock}"""
+
+# A key whose event is in somebody else's hands waits until that has ended: its worker may have lost its slots and
+# not know it yet. Wherever we look for what is locked, its status stays out of sight: nearly all that has this status
+# is not locked.
+_IN_ORDER = """
+    AND {slot} = ANY(%(slots)s::int[])
+    AND ({key} IS NULL OR {key} <> ALL(%(blocked)s::text[]))
+    AND ({key} IS NULL OR {key} <> ALL(ARRAY(
+      SELECT {key} FROM {table} e
+      WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
+    )))"""
+
+_UNORDERED = """
+    AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL"""
+
+# Also those in others' hands: when they come back, their place in the queue may be behind later ones of their key. And
+# those that were unlocked: later ones of their key may have been in the same hands, and count as tried.
+HEADS = """
+-- Events that failed before or are being handled: each holds up its key; the first of a key last
+SELECT h.id::text, h.created_at, h.key, extract(epoch FROM h.scheduled_at - clock_timestamp())::float8
+FROM (
+  SELECT e.id, e.created_at, {key} AS key, e.scheduled_at FROM {table} e
+  WHERE e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.max_attempts
+    AND (e.attempts_made > 0 OR starts_with(e.last_error, {unlocked}))
+    AND e.consumer_group = %(group)s AND {key} IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
+  UNION ALL
+  SELECT e.id, e.created_at, {key}, e.scheduled_at FROM {table} e
+  WHERE e.locked_at IS NOT NULL AND {still_pending}
+    AND e.consumer_group = %(group)s AND {key} IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
+) h
+ORDER BY h.id DESC"""
+
+STILL_WAITS = """
+-- Does this event still wait, and how long?
+SELECT extract(epoch FROM e.scheduled_at - clock_timestamp())::float8 FROM {table} e
+WHERE e.id = %(id)s::uuid AND e.created_at = %(created_at)s::timestamptz AND {still_pending}"""
+
+_HELD = """e.status = 'pending' AND e.locked_by = %(token)s"""
+
+COMPLETE = """
+-- Complete events that are still ours; run in the transaction of their handlers
+UPDATE {table} e
+SET status = 'completed', completed_at = clock_timestamp(), last_error = o.note,
+    locked_at = NULL, locked_by = NULL, updated_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(notes)s::text[]) AS o(id, created_at, note)
+WHERE {named} AND {held}
+RETURNING e.id::text"""
+
+# A row's own limit may have been lowered while it was in our hands.
+_LAST = """(o.state = 'dead' OR e.attempts_made + o.counted >= e.max_attempts)"""
+
+SETTLE = """
+-- Settle what was not completed: back after a wait, back at once, or failed for good
+UPDATE {table} e
+SET status = CASE WHEN {last} THEN 'failed' ELSE 'pending' END,
+    attempts_made = CASE WHEN {last} THEN e.max_attempts ELSE e.attempts_made + o.counted END,
+    last_error = coalesce(left(o.error, 2000), e.last_error),
+    scheduled_at = CASE WHEN o.wait IS NULL THEN e.scheduled_at
+                        ELSE clock_timestamp() + make_interval(secs => o.wait) END,
+    locked_at = NULL, locked_by = NULL, updated_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(states)s::text[], %(counts)s::int[],
+            %(waits)s::float8[], %(errors)s::text[]) AS o(id, created_at, state, counted, wait, error)
+WHERE {named} AND {held}
+RETURNING e.id::text, e.status = 'failed'"""
+
+FAIL_COMPLETED = """
+-- An event that was completed before its handler ran has failed; nobody tries it again
+UPDATE {table} e
+SET status = 'failed', completed_at = NULL, last_error = left(%(error)s, 2000), updated_at = clock_timestamp(),
+    attempts_made = e.max_attempts
+WHERE e.id = %(id)s::uuid AND e.created_at = %(created_at)s::timestamptz AND e.status = 'completed'
+RETURNING e.id::text, true"""
+
+HEARTBEAT = """
+-- Say of claimed events that we are still at them
+UPDATE {table} e SET locked_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[]) AS o(id, created_at)
+WHERE {named} AND {held}
+RETURNING e.id::text"""
+
+ALIVE = """
+-- Show that this worker lives for as long as its session does
+SELECT pg_try_advisory_lock(%(class)s::int, %(instance)s::int)"""
+
+# The instance is the third part of the token. Rows that somebody has locked are being completed at this moment.
+ADOPT = """
+-- Give back at once what workers had claimed whose session is gone; it counts as an attempt
+WITH alive AS MATERIALIZED (
+  SELECT l.objid::text AS instance FROM pg_catalog.pg_locks l
+  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+    AND l.classid = (%(class)s::bigint & 4294967295)::oid
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+), lost AS MATERIALIZED (
+  SELECT e.id, e.created_at FROM {table} e
+  WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s
+    AND starts_with(e.locked_by, {prefix})
+    AND split_part(e.locked_by, '/', 3) NOT IN (SELECT instance FROM alive)
+  ORDER BY e.locked_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+{give_back}"""
+
+RELEASE_STALE = """
+-- Give back locks that ran out; it counts as an attempt, and the last one fails the event for good
+WITH lost AS MATERIALIZED (
+  SELECT e.id, e.created_at FROM {table} e
+  WHERE e.locked_at < now() - %(lease)s::interval AND {still_pending}
+    AND (%(group)s::text IS NULL OR e.consumer_group = %(group)s::text)
+  ORDER BY e.locked_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+{give_back}"""
+
+_GIVE_BACK = """
+UPDATE {table} e
+SET status = CASE WHEN e.attempts_made + 1 >= e.max_attempts THEN 'failed' ELSE 'pending' END,
+    attempts_made = least(e.attempts_made + 1, e.max_attempts),
+    last_error = left({error}, 2000),
+    locked_at = NULL, locked_by = NULL, updated_at = clock_timestamp()
+FROM lost WHERE e.id = lost.id AND e.created_at = lost.created_at
+RETURNING {event}, e.status = 'failed'"""
+
+_VANISHED = "format('worker %%s vanished', e.locked_by)"
+_RAN_OUT = "format('lock of %%s ran out', e.locked_by)"
+
+NEXT_DUE = """
+-- How long until the next event falls due
+SELECT extract(epoch FROM (
+  SELECT e.scheduled_at FROM {table} e
+  WHERE e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.max_attempts
+    AND e.scheduled_at > now() AND e.consumer_group = %(group)s
+  ORDER BY e.scheduled_at LIMIT 1) - clock_timestamp())::float8"""
+
+PARTITIONED = """
+-- Is this table split into partitions?
+SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = to_regclass(%(name)s)"""
+
+
+@dataclass(slots=True)
+class Row:
+    """One claimed event as the table has it; `payload` is JSON text."""
+
+    id: str
+    created_at: datetime
+    event_type: str
+    message_id: str
+    consumer_group: str
+    source: str
+    payload: str
+    headers: Any
+    trace_id: str | None
+    idempotency_key: str | None
+    correlation_id: str | None
+    causation_id: str | None
+    schema_version: str | None
+    attempts_made: int
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptStatements:
+    accept: str
+    known_messages: str
+    known_keys: str
+    open_messages: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStatements:
+    """The statements of a worker, as text for psycopg with named parameters."""
+
+    claim: str
+    claim_head: str
+    heads: str
+    still_waits: str
+    complete: str
+    settle: str
+    fail_completed: str
+    heartbeat: str
+    adopt: str
+    release_stale: str
+    next_due: str
+
+
+def resolve_inbox(conn: psycopg.Connection[Any], table: TableName) -> TableName:
+    """The table with its schema. TableInvalid with the command that makes an inbox when it is not there."""
+    return resolve(conn, table, "outspark init --contract omnibox --inbox")
+
+
+def accept_statements(table: TableName) -> AcceptStatements:
+    def text(template: str) -> str:
+        return sql.SQL(template).format(table=table.identifier).as_string(None).strip()
+
+    return AcceptStatements(text(ACCEPT), text(KNOWN_MESSAGES), text(KNOWN_KEYS), text(OPEN_MESSAGES))
+
+
+def work_statements(
+    table: TableName, slots: int | None = None, *, partitioned: bool = True
+) -> WorkStatements:
+    """Compose them; with `slots` events of one key are claimed in order, and keys split into that many shares.
+
+    They are right for every table. For one without partitions `partitioned = False` keeps the planner from looking rows
+    up by their time, which many may share.
+    """
+    key = sql.SQL(_KEY).format(key=sql.Literal(KEY_HEADER))
+    slot = sql.SQL(_SLOT).format(key=key, count=sql.Literal(slots or 1))
+    parts: dict[str, sql.Composable] = {
+        "table": table.identifier,
+        "event": sql.SQL(_EVENT),
+        "free": sql.SQL(_FREE),
+        "key": key,
+        "slot": slot,
+        "held": still(sql.SQL(_HELD)),
+        "still_free": still(sql.SQL(_FREE)),
+        "still_pending": still(sql.SQL("e.status = 'pending'")),
+        "last": sql.SQL(_LAST),
+        "prefix": sql.Literal(WORKER_PREFIX),
+        "unlocked": sql.Literal(UNLOCKED),
+    }
+    parts["same_time"] = sql.SQL(_SAME_TIME if partitioned else "")
+    parts["named"] = sql.SQL(_NAMED).format(**parts)
+    parts["lock"] = sql.SQL(_LOCK).format(**parts)
+    parts["together"] = sql.SQL(_UNTRIED if slots is None else _BEFORE_TRIED)
+    # Whoever owns a key waits for a row of it: passing over the first would let the second overtake it.
+    parts["passing_over"] = sql.SQL("SKIP LOCKED" if slots is None else "")
+    parts["in_order"] = sql.SQL(_UNORDERED if slots is None else _IN_ORDER).format(**parts)
+
+    def text(template: str, error: str = "") -> str:
+        give_back = sql.SQL(_GIVE_BACK).format(error=sql.SQL(error), **parts) if error else sql.SQL("")
+        return sql.SQL(template).format(give_back=give_back, **parts).as_string(None).strip()
+
+    return WorkStatements(
+        claim=text(CLAIM),
+        claim_head=text(CLAIM_HEAD),
+        heads=text(HEADS),
+        still_waits=text(STILL_WAITS),
+        complete=text(COMPLETE),
+        settle=text(SETTLE),
+        fail_completed=text(FAIL_COMPLETED),
+        heartbeat=text(HEARTBEAT),
+        adopt=text(ADOPT, _VANISHED),
+        release_stale=text(RELEASE_STALE, _RAN_OUT),
+        next_due=text(NEXT_DUE),
+    )
+
+
+def read_claim(rows: Sequence[tuple[Any, ...]]) -> list[Row]:
+    """The events of a claim, in its order: an UPDATE answers in any."""
+    return [Row(*row[:-1]) for row in sorted(rows, key=lambda row: int(row[-1]))]

@@ -1,0 +1,228 @@
+"""The tables of omni-box, written down once: outbox and inbox, each plain or partitioned by `created_at`.
+
+Names, types, defaults, CHECKs and indexes are omni-box's, so that its own relay and repositories work on them too;
+`ready_index` alone is ours. A partitioned table has `created_at` in its primary key and in every unique index,
+because PostgreSQL holds nothing unique across partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from outspark.contracts.names import TableName
+from outspark.contracts.shape import Column, Index, Shape, script
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+PARTITION_KEY: Final = "created_at"
+DROP_TABLE = "DROP TABLE {table}"
+
+_TIME = "timestamp with time zone"
+# In a session that is not in UTC this is not the time it is: whatever we write has its times written by us.
+_NOW = "timezone('UTC', now())"
+
+
+def _text(name: str, length: int, *, nullable: bool = True) -> Column:
+    return Column(name, f"character varying({length})", nullable=nullable)
+
+
+_FIRST = (Column("id", "uuid"), _text("event_type", 100, nullable=False))
+_OF_OUTBOX = (
+    _text("aggregate_type", 50, nullable=False),
+    Column("aggregate_id", "uuid"),
+    _text("topic", 255, nullable=False),
+    _text("partition_key", 255, nullable=False),
+)
+_OF_INBOX = (
+    _text("message_id", 255, nullable=False),
+    _text("consumer_group", 255, nullable=False),
+    _text("source", 255, nullable=False),
+)
+_LAST = (
+    Column("payload", "jsonb"),
+    Column("headers", "jsonb", nullable=True),
+    _text("trace_id", 64),
+    _text("idempotency_key", 128),
+    _text("correlation_id", 64),
+    _text("causation_id", 64),
+    _text("schema_version", 50),
+    Column("status", "character varying(20)", default="'pending'"),
+    Column("attempts_made", "integer", default="0"),
+    Column("max_attempts", "integer", default="6"),
+    _text("last_error", 2000),
+    Column("scheduled_at", _TIME),
+    Column("completed_at", _TIME, nullable=True),
+    Column("locked_at", _TIME, nullable=True),
+    _text("locked_by", 255),
+    Column("created_at", _TIME, default=_NOW),
+    Column("updated_at", _TIME, default=_NOW, nullable=True),
+)
+COLUMNS: Final = (*_FIRST, *_OF_OUTBOX, *_OF_INBOX, *_LAST)
+"""Of both tables, in their order."""
+
+CHECKS: Final = (
+    ("attempts_valid", "attempts_made <= max_attempts"),
+    (
+        "completed_status_consistency",
+        "(status = 'completed' AND completed_at IS NOT NULL) OR (status <> 'completed' AND completed_at IS NULL)",
+    ),
+    (
+        "lock_consistency",
+        "(locked_at IS NULL AND locked_by IS NULL) OR (locked_at IS NOT NULL AND locked_by IS NOT NULL)",
+    ),
+)
+
+_STATUS = "((status)::text = '{}'::text)"
+DEDUPLICATION: Final = Index("deduplication", ("message_id", "consumer_group"), unique=True)
+_INDEXES = (
+    Index(
+        "pending_fetch",
+        ("scheduled_at",),
+        "status = 'pending' AND locked_at IS NULL AND attempts_made < max_attempts",
+        f"({_STATUS.format('pending')} AND (locked_at IS NULL) AND (attempts_made < max_attempts))",
+    ),
+    Index("locked_at", ("locked_at",), "locked_at IS NOT NULL"),
+    Index(
+        "completed_cleanup",
+        ("completed_at",),
+        "status = 'completed' AND completed_at IS NOT NULL",
+        f"({_STATUS.format('completed')} AND (completed_at IS NOT NULL))",
+    ),
+    Index("idempotency_key", ("idempotency_key",), "idempotency_key IS NOT NULL", unique=True),
+    Index("created_at", ("created_at",)),
+    Index("updated_at", ("updated_at",)),
+)
+
+READY: Final = Index(
+    "outspark_ready",
+    ("status", "created_at", "id"),
+    "status <> 'completed'",
+    "((status)::text <> 'completed'::text)",
+)
+"""What is not completed, in order. Without it, looking for the oldest and for the dead reads much that is completed."""
+
+_OWN_TABLES = ("outbox_events", "inbox_events", "outbox_events_partitioned", "inbox_events_partitioned")
+_STEMS = {"outbox_events_partitioned": "outbox_events_p", "inbox_events_partitioned": "inbox_events_p"}
+
+
+def _conventional(table: TableName, index: Index) -> str:
+    """omni-box's own name for its four tables, and the same pattern for any other."""
+    if (table.table, index.purpose) == ("inbox_events", DEDUPLICATION.purpose):
+        return "idx_inbox_deduplication"
+    return TableName(_STEMS.get(table.table, table.table)).sibling(index.purpose, "idx_").table
+
+
+_OWN_NAMES = {
+    _conventional(TableName(name), index)
+    for name in _OWN_TABLES
+    for index in (*_INDEXES, READY, DEDUPLICATION)
+}
+
+
+def _name_index(table: TableName, index: Index) -> str:
+    """Indexes of one schema share a namespace: a table called `inbox` must not take a name of omni-box's own."""
+    name = _conventional(table, index)
+    return f"{name}_" if name in _OWN_NAMES and table.table not in _OWN_TABLES else name
+
+
+def _name_check(table: TableName, check: str) -> str:
+    return TableName(_STEMS.get(table.table, table.table)).sibling(check, "ck_").table
+
+
+def _partitioned(shape: Shape) -> Shape:
+    """The same table split by `created_at`, which stands in everything that is unique."""
+    widened = (
+        replace(index, columns=(*index.columns, PARTITION_KEY)) if index.unique else index
+        for index in shape.indexes
+    )
+    return replace(
+        shape,
+        primary_key=(*shape.primary_key, PARTITION_KEY),
+        indexes=tuple(widened),
+        partition_by=f"RANGE ({PARTITION_KEY})",
+    )
+
+
+OUTBOX: Final = Shape(
+    purpose="The outbox: one row per event, written in the transaction that makes it true",
+    columns=(*_FIRST, *_OF_OUTBOX, *_LAST),
+    primary_key=("id",),
+    name_index=_name_index,
+    indexes=_INDEXES,
+    checks=CHECKS,
+    name_check=_name_check,
+)
+INBOX: Final = Shape(
+    purpose="The inbox: one row per message and consumer group, so that each is handled once",
+    columns=(*_FIRST, *_OF_INBOX, *_LAST),
+    primary_key=("id",),
+    name_index=_name_index,
+    indexes=(DEDUPLICATION, *_INDEXES),
+    checks=CHECKS,
+    name_check=_name_check,
+)
+PARTITIONED_OUTBOX: Final = _partitioned(OUTBOX)
+PARTITIONED_INBOX: Final = _partitioned(INBOX)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of the four tables: its shape, and its name unless it is given another."""
+
+    shape: Shape
+    default_table: TableName
+
+    def statements(self, table: TableName | None = None, *, with_ready_index: bool = False) -> list[str]:
+        """The DDL, one statement each, in the order to run them. Partitions are made by whoever runs the table."""
+        name = table or self.default_table
+        ready = [ready_index(name)] if with_ready_index else []
+        return [*self.shape.statements(name), *ready]
+
+    def ddl(self, table: TableName | None = None) -> str:
+        """The DDL as a script for psql."""
+        return script(self.statements(table))
+
+    def drop_statements(self, table: TableName | None = None) -> list[str]:
+        name = table or self.default_table
+        return [sql.SQL(DROP_TABLE).format(table=name.identifier).as_string(None)]
+
+    def metadata(
+        self,
+        table: TableName | None = None,
+        metadata: sqlalchemy.MetaData | None = None,
+        *,
+        with_ready_index: bool = False,
+    ) -> sqlalchemy.Table:
+        """The table for SQLAlchemy and Alembic's autogenerate, in `metadata` or one of its own.
+
+        Where our index is there it has to be part of this, or autogenerate would drop it.
+        """
+        import sqlalchemy as sa
+
+        shape = with_ready(self.shape) if with_ready_index else self.shape
+        return shape.metadata(table or self.default_table, sa.MetaData() if metadata is None else metadata)
+
+
+_KINDS = {
+    (False, False): Kind(OUTBOX, TableName("outbox_events")),
+    (True, False): Kind(INBOX, TableName("inbox_events")),
+    (False, True): Kind(PARTITIONED_OUTBOX, TableName("outbox_events_partitioned")),
+    (True, True): Kind(PARTITIONED_INBOX, TableName("inbox_events_partitioned")),
+}
+
+
+def kind(*, inbox: bool = False, partitioned: bool = False) -> Kind:
+    return _KINDS[inbox, partitioned]
+
+
+def with_ready(shape: Shape) -> Shape:
+    """The shape with our optional index."""
+    return replace(shape, indexes=(*shape.indexes, READY))
+
+
+def ready_index(table: TableName, how: str = "IF NOT EXISTS ") -> str:
+    return OUTBOX.create_index(table, READY, how)

@@ -1,0 +1,40 @@
+"""omni-box's tables for Python services: models to bind to a base of their own, and an outbox to enqueue in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outspark.omnibox.event import NewOutboxEvent
+from outspark.omnibox.outbox import Enqueued, OmniboxOutbox
+
+if TYPE_CHECKING:
+    from outspark.omnibox.models import (
+        InboxEventBase,
+        OutboxEventBase,
+        PartitionedInboxEventBase,
+        PartitionedOutboxEventBase,
+    )
+
+__all__ = [
+    "Enqueued",
+    "InboxEventBase",
+    "NewOutboxEvent",
+    "OmniboxOutbox",
+    "OutboxEventBase",
+    "PartitionedInboxEventBase",
+    "PartitionedOutboxEventBase",
+]
+
+
+def __getattr__(name: str) -> object:
+    """The models need SQLAlchemy, which a service that writes with psycopg alone need not have."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from outspark.omnibox import models
+    except ModuleNotFoundError as error:
+        from outspark.errors import ExtraMissing
+
+        raise ExtraMissing(f"outspark.omnibox.{name}", "sqlalchemy") from error
+    found: object = getattr(models, name)
+    return found

@@ -1,0 +1,115 @@
+"""omni-box's tables as abstract SQLAlchemy models, for a service to bind to a `DeclarativeBase` of its own.
+
+What a column is comes from the contract's table. Here are only its type in Python and what the ORM fills in: ids, and
+times by the database's clock, because the table's own defaults are wrong in a session that is not in UTC.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import func
+from sqlalchemy.orm import Mapped, MappedColumn, declared_attr, mapped_column
+
+from outspark.contracts.names import TableName
+from outspark.contracts.omnibox.table import COLUMNS, Kind, kind, with_ready
+from outspark.contracts.shape import sqlalchemy_type
+from outspark.uuid7 import uuid7
+
+_PLACES = {column.name: place for place, column in enumerate(COLUMNS)}
+
+
+def _column(name: str, *, partitioned: bool = False, **filled: Any) -> MappedColumn[Any]:
+    """In the order of the contract, and before the columns that a service adds."""
+    column = COLUMNS[_PLACES[name]]
+    options = kind(partitioned=partitioned).shape.column_options(column)
+    place = _PLACES[name] - len(COLUMNS)
+    return mapped_column(sqlalchemy_type(column), sort_order=place, **options, **filled)
+
+
+class EventColumns:
+    """What an outbox and an inbox have in common.
+
+    `__ready_index__ = True` says that the table has our optional index; without it autogenerate would drop that.
+    """
+
+    __kind__: ClassVar[Kind]
+    __ready_index__: ClassVar[bool] = False
+
+    id: Mapped[UUID] = _column("id", insert_default=uuid7)
+    event_type: Mapped[str] = _column("event_type")
+    payload: Mapped[Any] = _column("payload")
+    headers: Mapped[dict[str, Any] | None] = _column("headers")
+    trace_id: Mapped[str | None] = _column("trace_id")
+    idempotency_key: Mapped[str | None] = _column("idempotency_key")
+    correlation_id: Mapped[str | None] = _column("correlation_id")
+    causation_id: Mapped[str | None] = _column("causation_id")
+    schema_version: Mapped[str | None] = _column("schema_version")
+    status: Mapped[str] = _column("status")
+    attempts_made: Mapped[int] = _column("attempts_made")
+    max_attempts: Mapped[int] = _column("max_attempts")
+    last_error: Mapped[str | None] = _column("last_error")
+    scheduled_at: Mapped[datetime] = _column("scheduled_at", insert_default=func.clock_timestamp())
+    completed_at: Mapped[datetime | None] = _column("completed_at")
+    locked_at: Mapped[datetime | None] = _column("locked_at")
+    locked_by: Mapped[str | None] = _column("locked_by")
+    created_at: Mapped[datetime] = _column("created_at", insert_default=func.clock_timestamp())
+    updated_at: Mapped[datetime | None] = _column(
+        "updated_at", insert_default=func.clock_timestamp(), onupdate=func.clock_timestamp()
+    )
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Any, ...]:
+        shape = with_ready(cls.__kind__.shape) if cls.__ready_index__ else cls.__kind__.shape
+        items, options = shape.table_options(TableName(cls.__tablename__))  # type: ignore[attr-defined]
+        return (*items, options)
+
+
+class OutboxColumns(EventColumns):
+    aggregate_type: Mapped[str] = _column("aggregate_type")
+    aggregate_id: Mapped[UUID] = _column("aggregate_id")
+    topic: Mapped[str] = _column("topic")
+    partition_key: Mapped[str] = _column("partition_key")
+
+
+class InboxColumns(EventColumns):
+    message_id: Mapped[str] = _column("message_id")
+    consumer_group: Mapped[str] = _column("consumer_group")
+    source: Mapped[str] = _column("source")
+
+
+class OutboxEventBase(OutboxColumns):
+    """The outbox: `class OutboxEvent(Base, OutboxEventBase): pass`."""
+
+    __tablename__ = "outbox_events"
+    __kind__ = kind()
+
+
+class InboxEventBase(InboxColumns):
+    """The inbox, unique by message and consumer group."""
+
+    __tablename__ = "inbox_events"
+    __kind__ = kind(inbox=True)
+
+
+class PartitionedOutboxEventBase(OutboxColumns):
+    """The outbox, partitioned by `created_at`."""
+
+    __tablename__ = "outbox_events_partitioned"
+    __kind__ = kind(partitioned=True)
+
+    created_at: Mapped[datetime] = _column(
+        "created_at", partitioned=True, insert_default=func.clock_timestamp()
+    )
+
+
+class PartitionedInboxEventBase(InboxColumns):
+    """The inbox, partitioned by `created_at`, which has to be the message's own time for duplicates to be found."""
+
+    __tablename__ = "inbox_events_partitioned"
+    __kind__ = kind(inbox=True, partitioned=True)
+
+    # Nothing is filled in: the time of writing would differ with every delivery of the same message.
+    created_at: Mapped[datetime] = _column("created_at", partitioned=True)

@@ -1,0 +1,40 @@
+"""What all settings are made of."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from outspark import durations
+
+
+def _duration(value: Any) -> Any:
+    return durations.parse(value) if isinstance(value, str) else value
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_duration),
+    PlainSerializer(durations.text, return_type=str),
+    Field(gt=timedelta(0)),
+]
+Ordering = Literal["key", "none"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RetrySettings(Model):
+    """How a failed event comes back."""
+
+    max_attempts: int = Field(
+        25, ge=1, description="Failures after which an event is dead; on omnibox the row says."
+    )
+    base_delay: Duration = Field(
+        timedelta(seconds=1), description="Wait after the first failure; doubles with each."
+    )
+    max_delay: Duration = Field(timedelta(hours=24), description="The longest wait.")
+    jitter: float = Field(0.15, ge=0, le=1, description="Up to this share is added to each wait.")
