@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -59,7 +60,8 @@ def test_a_spec_travels() -> None:
     (spec,) = share_out(settings(1, a={}), "i", {"OTEL_SERVICE_NAME": "x"})
 
     assert pickle.loads(pickle.dumps(spec)) == spec
-    assert spec.for_shift(7).shift == 7
+    later = spec.for_shift(7, timedelta(seconds=2))
+    assert (later.shift, later.relay.shift) == (7, timedelta(seconds=2))
 
 
 def test_instances_and_lanes_have_batons_and_instances_have_channels_of_their_own() -> None:
@@ -67,7 +69,7 @@ def test_instances_and_lanes_have_batons_and_instances_have_channels_of_their_ow
     (other, _) = share_out(settings(2, a={}), "two", {})
 
     assert len({one.baton, two.baton, other.baton}) == 3
-    assert one.for_shift(3).baton == one.baton
+    assert one.for_shift(3, one.relay.shift).baton == one.baton
     assert one.channel == two.channel != other.channel
     assert all(-(2**31) <= number < 2**31 for number in one.baton + other.baton)
 

@@ -1,0 +1,183 @@
+"""Taking messages in: one INSERT a batch, and one outcome a message. What is there already is a duplicate."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from outspark.contracts.names import TableName
+from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, resolve_inbox
+from outspark.inbox.arrivals import Accepted, Arrivals, Duplicate, OutOfPartitions, Refused, word
+from outspark.inbox.ledger import Ledger
+from outspark.inbox.message import Incoming, Received, message_id, read, refuse
+from outspark.inbox.placing import Placing
+from outspark.metrics import INBOX_ACCEPTED_TOTAL, Tally
+from outspark.settings.inbox import AcceptSettings
+
+log = logging.getLogger(__name__)
+
+# Whatever the database's default is: who waited for others has to see what they took in.
+ISOLATE = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+# What single messages can do to a statement: a number out of range, nesting too deep, and whatever else jsonb minds.
+_UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
+
+MANY = 0.25
+"""The share of duplicates in a batch from which on the next one is looked up first: they come in storms."""
+
+
+class Acceptor:
+    """Takes in messages for one consumer group on one connection.
+
+    Where `conn` is in no transaction a call of `accept` is one, committed when it returns; otherwise it is a part of
+    the caller's. A batch is taken in as a whole or, when the database fails, not at all.
+    """
+
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        table: str | TableName,
+        settings: AcceptSettings,
+        tally: Tally | None = None,
+    ) -> None:
+        name = table if isinstance(table, TableName) else TableName.parse(table)
+        self.conn = conn
+        self.settings = settings
+        self.tally = tally or Tally()
+        self.table = resolve_inbox(conn, name)
+        self._sql = accept_statements(self.table)
+        self._ledger = Ledger(conn, self.table, settings.group, self._sql)
+        name_in_catalog = {"name": self.table.identifier.as_string(conn)}
+        self.partitioned = bool(self._ledger.rows(PARTITIONED, name_in_catalog)[0][0])
+        self._placing = Placing(self._ledger)
+        self._look_first = False
+
+    def accept(self, messages: Sequence[Received]) -> list[Accepted]:
+        """One outcome a message, in their order."""
+        if not messages:
+            return []
+        try:
+            outcomes = self._accept(messages)
+        except psycopg.errors.CheckViolation as error:
+            # A constraint has a name. Without one, a partition went that we thought was there: nothing was taken in.
+            if error.diag.constraint_name or not self._placing.forget():
+                raise
+            outcomes = self._accept(messages)
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+            # Somebody took in the same messages at the same time, and is through by now.
+            outcomes = self._accept(messages)
+        self._count(messages, outcomes)
+        return outcomes
+
+    def unsettled(self, message_ids: Sequence[str]) -> set[str]:
+        """Which of these messages are accepted and not at their end."""
+        return self._ledger.open_messages(message_ids)
+
+    def _accept(self, messages: Sequence[Received]) -> list[Accepted]:
+        alone = self.conn.info.transaction_status is TransactionStatus.IDLE
+        with self.conn.transaction():
+            if alone and self.partitioned:
+                self.conn.execute(ISOLATE)
+            batch = self._read(messages)
+            self._take_in(batch)
+        return [batch.outcomes[place] for place in range(len(messages))]
+
+    def _read(self, messages: Sequence[Received]) -> Arrivals:
+        known = self._known(messages) if self._look_first else {}
+        incoming = {
+            place: read(message, self.settings)
+            for place, message in enumerate(messages)
+            if place not in known
+        }
+        batch = Arrivals(messages, incoming, known)
+        batch.drop_repeated("message_id")
+        return batch
+
+    def _take_in(self, batch: Arrivals) -> None:
+        if self.partitioned:
+            self._placing.place(batch)
+            self._placing.drop_known(batch)
+        new = self._insert(batch, list(batch.incoming))
+        self._decide(batch, new)
+
+    def _insert(self, batch: Arrivals, places: list[int]) -> set[str]:
+        """Ids of rows that are new. What PostgreSQL refuses is found by halving, and kept as dead."""
+        if not places:
+            return set()
+        try:
+            with self.conn.transaction():
+                rows = parameters([batch.incoming[place] for place in places], self.settings)
+                return {row[0] for row in self._ledger.rows(self._sql.accept, rows)}
+        except _UNFIT as error:
+            if len(places) > 1:
+                half = len(places) // 2
+                return self._insert(batch, places[:half]) | self._insert(batch, places[half:])
+            [place] = places
+            if batch.incoming[place].error is not None:
+                raise
+            reason = f"PostgreSQL does not take its body: {error.diag.message_primary}"
+            batch.incoming[place] = refuse(batch.incoming[place], batch.messages[place], reason)
+            return self._insert(batch, places)
+
+    def _decide(self, batch: Arrivals, new: set[str]) -> None:
+        by_key = [
+            one.message_id
+            for one in batch.incoming.values()
+            if one.idempotency_key is not None and str(one.id) not in new
+        ]
+        known = self._ledger.known_messages(by_key) if by_key else set()
+        for place, one in list(batch.incoming.items()):
+            if str(one.id) in new:
+                batch.decide(place, batch.kept(place))
+            elif one.idempotency_key is None or one.message_id in known:
+                batch.decide(place, Duplicate("message_id"))
+            else:
+                batch.decide(place, Duplicate("idempotency_key"))
+
+    def _known(self, messages: Sequence[Received]) -> dict[int, Accepted]:
+        """Those that are there already, by their ids alone: the rest of them need not be read."""
+        ids = [message_id(message, self.settings) for message in messages]
+        known = self._ledger.known_messages(ids)
+        return {place: Duplicate("message_id") for place, id in enumerate(ids) if id in known}
+
+    def _count(self, messages: Sequence[Received], outcomes: Sequence[Accepted]) -> None:
+        duplicates = sum(isinstance(outcome, Duplicate) for outcome in outcomes)
+        self._look_first = duplicates >= MANY * len(outcomes)
+        for said, count in Counter(map(word, outcomes)).items():
+            self.tally.add(INBOX_ACCEPTED_TOTAL, count, group=self.settings.group, outcome=said)
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, Refused | OutOfPartitions):
+                place = f"{message.log or message.topic}-{message.partition}-{message.offset}"
+                extra = {"event": str(outcome.id), "place": place, "error": outcome.error}
+                log.error("message is dead", extra={"group": self.settings.group, **extra})
+
+
+def parameters(incoming: Sequence[Incoming], settings: AcceptSettings) -> dict[str, Any]:
+    """Those of the statement that takes in messages, for one batch."""
+    return {
+        "group": settings.group,
+        "max_attempts": settings.max_attempts,
+        "ids": [str(one.id) for one in incoming],
+        "event_types": [one.event_type for one in incoming],
+        "message_ids": [one.message_id for one in incoming],
+        "sources": [one.source for one in incoming],
+        "payloads": [one.payload for one in incoming],
+        "headers": [one.headers for one in incoming],
+        "trace_ids": _rare([one.trace_id for one in incoming]),
+        "idempotency_keys": _rare([one.idempotency_key for one in incoming]),
+        "correlation_ids": _rare([one.correlation_id for one in incoming]),
+        "causation_ids": _rare([one.causation_id for one in incoming]),
+        "schema_versions": _rare([one.schema_version for one in incoming]),
+        "errors": _rare([one.error for one in incoming]),
+        "created_ats": [one.created_at for one in incoming],
+    }
+
+
+def _rare(column: list[str | None]) -> list[str | None]:
+    """Most batches have nothing in such a column: then no value is sent, and `unnest` fills it up with NULL."""
+    return column if any(value is not None for value in column) else []

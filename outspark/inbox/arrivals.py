@@ -1,0 +1,90 @@
+"""A batch of messages on its way into an inbox, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+from uuid import UUID
+
+from outspark.inbox.message import Incoming, Received
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The group has it already, by its id or by an idempotency key that another message brought."""
+
+    by: Literal["message_id", "idempotency_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It can never be handled, so it is kept as dead, with its body as it is."""
+
+    id: UUID
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfPartitions:
+    """No partition holds its time. It is kept as dead in the present one, and may be requeued."""
+
+    id: UUID
+    error: str
+
+
+Accepted = New | Duplicate | Refused | OutOfPartitions
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Messages by their place in the batch: those that nothing is decided about, and outcomes of the others."""
+
+    messages: Sequence[Received]
+    incoming: dict[int, Incoming]
+    outcomes: dict[int, Accepted] = field(default_factory=dict)
+    strays: set[int] = field(default_factory=set)
+    """Those whose own time no partition holds."""
+
+    def decide(self, place: int, outcome: Accepted) -> None:
+        self.outcomes[place] = outcome
+        del self.incoming[place]
+
+    def drop_repeated(self, by: Literal["message_id", "idempotency_key"]) -> None:
+        """Within a batch the first one counts."""
+        seen: set[str] = set()
+        for place, one in list(self.incoming.items()):
+            name = one.message_id if by == "message_id" else one.idempotency_key
+            if name in seen:
+                self.decide(place, Duplicate(by))
+            elif name is not None:
+                seen.add(name)
+
+    def kept(self, place: int) -> Accepted:
+        """What a message is that has its row now."""
+        one = self.incoming[place]
+        if one.error is None:
+            return New(one.id)
+        return OutOfPartitions(one.id, one.error) if place in self.strays else Refused(one.id, one.error)
+
+
+def word(outcome: Accepted) -> str:
+    """For metrics."""
+    match outcome:
+        case New():
+            return "new"
+        case Duplicate("message_id"):
+            return "duplicate"
+        case Duplicate():
+            return "duplicate_key"
+        case Refused():
+            return "refused"
+        case OutOfPartitions():
+            return "out_of_partitions"
+        case _:
+            assert_never(outcome)

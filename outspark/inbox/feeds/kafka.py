@@ -1,0 +1,258 @@
+"""Kafka as a feed: a static member of a consumer group, whose offsets follow what the inbox has kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
+
+from outspark.errors import DestinationError, FeedFailed
+from outspark.inbox.feeds.kafka_commit import commit
+from outspark.inbox.feeds.kafka_faults import LATER, NOT_OURS, Faults, is_fatal, is_missing, text
+from outspark.inbox.feeds.kafka_options import kafka_feed_options
+from outspark.inbox.feeds.outage import Outage
+from outspark.inbox.message import Received
+from outspark.publishers.kafka_client import Client, ClientLog
+from outspark.settings.inbox import FeedSettings
+
+# Asked for by `check` where all topics are patterns. It need not exist: whatever the brokers answer, they are there.
+_PROBE_TOPIC = "outspark.check"
+_PATTERN = "^"
+COMMIT_TIMEOUT = 10.0
+
+Partition = tuple[str, int]
+
+
+class KafkaFeed:
+    """Its consumer is made by the first poll. `Received.handle` is the round of assignments it was polled in."""
+
+    def __init__(self, settings: FeedSettings, group: str, member: str) -> None:
+        self._options = kafka_feed_options(settings, group, member)
+        self._topics = list(settings.topics)
+        self._group = group
+        self._outage = Outage(group)
+        self._faults = Faults(self._outage, self._describe)
+        self._consumer: Consumer | None = None
+        self._round = 0
+        self._owned: dict[Partition, int] = {}
+        """Partition -> the round since which it has been ours without a break."""
+        self._due: dict[Partition, int] = {}
+        """Offsets that the brokers have not heard of, though they were told: a rebalance was in progress."""
+        self._stock: list[Received] = []
+        """Slipped in while nothing was to be taken."""
+        self._held = False
+
+    def poll(self, limit: int, timeout: float) -> Sequence[Received]:
+        try:
+            consumer = self._open()
+            self._tell_again(consumer)
+            self._resume(consumer)
+            if self._stock:
+                messages, self._stock = self._stock[:limit], self._stock[limit:]
+                return messages
+            return self._received(_take(consumer, limit, timeout))
+        except (KafkaException, FeedFailed) as error:
+            raise self._give_up(error) from None
+
+    def hold(self, timeout: float) -> None:
+        """Partitions are paused, so that polling tells the brokers that we are alive, and brings nothing."""
+        try:
+            consumer = self._open()
+            self._tell_again(consumer)
+            consumer.pause(consumer.assignment())
+            self._held = True
+            entry = consumer.poll(timeout)
+            if entry is not None:
+                self._stock += self._received([entry])
+        except (KafkaException, FeedFailed) as error:
+            raise self._give_up(error) from None
+
+    def commit(self, messages: Sequence[Received]) -> None:
+        last: dict[Partition, Received] = {}
+        for message in messages:
+            partition = message.topic, message.partition
+            if (
+                partition not in last or last[partition].offset <= message.offset
+            ):  # of two of one place the newer
+                last[partition] = message
+        for partition, message in last.items():
+            if self.owns(message):
+                self._due[partition] = max(self._due.get(partition, 0), message.offset + 1)
+        if self._due and self._consumer is not None:
+            try:
+                self._tell(self._consumer)
+            except FeedFailed as error:
+                raise self._give_up(error) from None
+
+    def owns(self, message: Received) -> bool:
+        since = self._owned.get((message.topic, message.partition))
+        return since is not None and since <= message.handle
+
+    def check(self, timeout: float) -> None:
+        """Through a client of its own, which is no member of the group. A topic that is not there yet is no fault."""
+        deadline = time.monotonic() + timeout
+        topics = [topic for topic in self._topics if not topic.startswith(_PATTERN)]
+        try:
+            client = Client({**self._options.client, "allow.auto.create.topics": "false"})
+            for topic in topics or [_PROBE_TOPIC]:
+                error = client.ask(topic, deadline)
+                if error is not None and not is_missing(error):
+                    raise DestinationError(f"topic {topic}: {text(error)}")
+        except DestinationError as error:
+            # The cause may carry what must not be shown, so it is cut off.
+            raise FeedFailed(self._describe(str(error))) from None
+
+    def close(self) -> None:
+        """The brokers keep a static member's partitions for its next shift, until its session times out."""
+        if self._consumer is not None:
+            with suppress(KafkaException):
+                self._consumer.close()  # calls `_on_revoke`
+        self._leave()
+
+    def _leave(self) -> None:
+        self._consumer = None
+        self._owned.clear()
+        self._due.clear()
+        self._stock.clear()
+        self._held = False
+
+    def _open(self) -> Consumer:
+        if self._consumer is None:
+            self._faults = Faults(self._outage, self._describe)
+            ours = {"error_cb": self._faults, "logger": ClientLog()}
+            consumer = Consumer({**self._options.client, **ours})
+            self._consumer = consumer
+            consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        return self._consumer
+
+    def _received(self, entries: Sequence[Any]) -> list[Received]:
+        """Entries of the client are messages or errors. Typed Any: its stubs doubt that a message has a topic."""
+        current = self._round
+        messages = [
+            Received(
+                entry.topic(),
+                entry.value(),
+                entry.headers() or (),
+                entry.key(),
+                _time(*entry.timestamp()),
+                None,
+                entry.partition(),
+                entry.offset(),
+                current,
+            )
+            for entry in entries
+            if entry.error() is None
+        ]
+        if len(messages) < len(entries):
+            for entry in entries:
+                if (error := entry.error()) is not None:
+                    self._faults(error)
+        self._faults.check(got_messages=bool(messages))
+        if messages:
+            self._outage.end()
+        return messages
+
+    def _resume(self, consumer: Consumer) -> None:
+        if self._held:
+            consumer.resume(consumer.assignment())
+            self._held = False
+
+    def _tell(self, consumer: Consumer) -> None:
+        """Commit what is due, and still is when a rebalance is in progress."""
+        try:
+            errors = commit(consumer, _positions(self._due), COMMIT_TIMEOUT)
+        except TimeoutError:
+            self._leave()
+            raise self._not_committed(f"no answer within {COMMIT_TIMEOUT:g} s") from None
+        for error in errors:
+            if is_fatal(error):
+                self._faults(error)  # for the next poll
+            elif error.code() not in NOT_OURS | LATER:
+                raise self._not_committed(text(error))
+        if all(error.code() not in LATER for error in errors):
+            self._due.clear()
+
+    def _not_committed(self, why: str) -> FeedFailed:
+        return FeedFailed(self._describe(f"offsets were not committed: {why}"))
+
+    def _tell_again(self, consumer: Consumer) -> None:
+        """Without waiting for the answer: what does not pass now comes again as a duplicate."""
+        due, self._due = self._due, {}
+        _mention(consumer, due)
+
+    # A consumer that was left behind may still call these, from another thread: its partitions are not ours.
+
+    def _on_assign(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        if consumer is self._consumer:
+            self._round += 1
+            self._owned.update({(one.topic, one.partition): self._round for one in partitions})
+            self._outage.end()
+
+    def _on_revoke(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        if consumer is self._consumer:
+            _mention(consumer, self._forget(partitions))
+
+    def _on_lost(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        if consumer is self._consumer:
+            self._forget(partitions)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> dict[Partition, int]:
+        """What of these was still to be told."""
+        gone = {(one.topic, one.partition) for one in partitions}
+        for partition in gone:
+            self._owned.pop(partition, None)
+        self._stock = [message for message in self._stock if self.owns(message)]
+        return {partition: self._due.pop(partition) for partition in gone & self._due.keys()}
+
+    def _give_up(self, error: KafkaException | FeedFailed) -> FeedFailed:
+        """A new consumer starts at what is committed, so nothing that this one had polled is passed over."""
+        failure = error if isinstance(error, FeedFailed) else FeedFailed(self._describe(_said(error)))
+        self.close()
+        return failure
+
+    def _describe(self, text: str) -> str:
+        """What went wrong and where, without credentials, whatever the client put into its message."""
+        return f"feed of {self._group}: Kafka at {self._options.brokers}: {self._options.hide_secrets(text)}"
+
+
+def _take(consumer: Consumer, limit: int, timeout: float) -> list[Any]:
+    """`consume` would wait for a whole batch, so the first is waited for alone."""
+    entries: list[Any] = consumer.consume(limit, 0)
+    if entries or timeout <= 0:
+        return entries
+    first = consumer.poll(timeout)
+    if first is None:
+        return []
+    return [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+
+
+def _mention(consumer: Consumer, offsets: dict[Partition, int]) -> None:
+    """Commit, and do not wait for the answer."""
+    if offsets:
+        with suppress(KafkaException):
+            consumer.commit(offsets=_positions(offsets), asynchronous=True)
+
+
+def _positions(offsets: dict[Partition, int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+
+
+def _said(error: KafkaException) -> str:
+    [said, *_] = error.args
+    return text(said) if isinstance(said, KafkaError) else str(error)
+
+
+def _time(kind: int, milliseconds: int) -> datetime | None:
+    """None too where it lies outside of the calendar: whoever sends may write anything."""
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

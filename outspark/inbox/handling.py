@@ -1,0 +1,198 @@
+"""The script of handling, as steps that a sync or an async connection takes, so that both follow the same.
+
+Under exactly-once a few events share a transaction. Each handler runs behind a savepoint of its own, at the end one
+statement completes those that passed, and then all is committed together. A cursor stands guard against a handler
+that commits by itself: it is declared WITH HOLD over a query that fails, and PostgreSQL runs such a query when the
+transaction is committed. Only who closes the cursor first can commit. And whoever rolls back finds that any other
+transaction of the session is read-only, which is its default then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from outspark.inbox.event import InboxEvent
+from outspark.inbox.group import Broken, Group, Task
+from outspark.inbox.outcome import HANDLED, LOST, MAX_ERROR, Handled, HandlingOutcome, judge
+from outspark.inbox.router import Handler
+from outspark.outcome import HELD, Dead, Retry, Skipped
+
+log = logging.getLogger(__name__)
+
+# A setting that nobody has set is not known before the query runs, so the planner cannot fail too early.
+BEGIN = """
+-- Stand guard over the transaction, and go behind a savepoint
+SET TRANSACTION READ WRITE;
+DECLARE outspark_guard CURSOR WITH HOLD FOR
+  SELECT coalesce(current_setting('outspark.no_such', true), 'a handler must not end the transaction')::int;
+SAVEPOINT outspark_event"""
+PASS = """
+-- Keep what the handler did, and go behind the next savepoint
+RELEASE SAVEPOINT outspark_event; SAVEPOINT outspark_event"""
+UNDO = """
+-- Undo what the handler did
+ROLLBACK TO SAVEPOINT outspark_event"""
+END = """
+-- All handlers are through, and whoever commits now is us
+RELEASE SAVEPOINT outspark_event; CLOSE outspark_guard"""
+
+SETTINGS: Final = {"default_transaction_read_only": "on"}
+"""Of sessions in which only our own transactions may write."""
+
+ENDED_BY_ITSELF = "the handler ended the transaction by itself; the worker commits when it returns"
+LEFT_ABORTED = "the handler returned and left the transaction aborted; let the error out, or use a savepoint"
+
+# What a handler may end with; all else ends the process.
+_FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a statement; answers its rows."""
+
+    statement: str
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Run PASS. It comes after every handler, so it is worth a shorter way than other statements take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a handler, which may raise anything."""
+
+    task: Task
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Commit or roll back, outside a transaction of the whole group."""
+
+    how: Literal["commit", "rollback"]
+
+
+Step = Run | Keep | Call | End
+A = TypeVar("A")
+Script = Generator[Step, Any, A]
+
+
+def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
+    outcomes: list[HandlingOutcome] = []
+    stopped: set[str | None] = set()
+    yield Run(BEGIN)
+    for number, task in enumerate(group.tasks):
+        key = task.event.key if group.ordered else None
+        if key is not None and key in stopped:
+            outcomes.append(HELD)
+            continue
+        group.begin(number)
+        outcome = yield from _behind_savepoint(group, task, conn)
+        outcomes.append(outcome)
+        if not isinstance(outcome, Handled | Skipped):
+            stopped.add(key)
+    group.end()
+    yield Run(END)
+    yield from _complete(group, outcomes)
+    return outcomes
+
+
+def _behind_savepoint(group: Group, task: Task, conn: psycopg.BaseConnection[Any]) -> Script[HandlingOutcome]:
+    outcome = yield from _call(group, task)
+    status = conn.info.transaction_status
+    if status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+        raise Broken(group.number, _what_happened(conn, outcome))
+    if status is TransactionStatus.INERROR and isinstance(outcome, Handled):
+        outcome = Retry(LEFT_ABORTED)
+    passed = isinstance(outcome, Handled | Skipped)
+    try:
+        yield Keep() if passed else Run(UNDO)
+    except psycopg.errors.InvalidSavepointSpecification as error:
+        raise Broken(group.number, Retry(ENDED_BY_ITSELF)) from error
+    return outcome
+
+
+def _complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]:
+    """Broken where a lock was lost meanwhile: what was done for that event must not stay."""
+    passed = [
+        (task.event, outcome.reason if isinstance(outcome, Skipped) else None)
+        for task, outcome in zip(group.tasks, outcomes, strict=True)
+        if isinstance(outcome, Handled | Skipped)
+    ]
+    if not passed:
+        return
+    rows = yield Run(group.statements.complete, _completion(group, passed))
+    if len(rows) < len(passed):
+        raise Broken(group.at_fault(), LOST)
+
+
+def alone(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
+    """One handler that has the connection to itself: it may commit as it likes."""
+    [task] = group.tasks
+    named = _completion(group, [(task.event, None)])
+    if group.complete == "before":
+        rows = yield Run(group.statements.complete, named)
+        yield End("commit")
+        if not rows:
+            return [LOST]
+    group.begin(0)
+    outcome = yield from _call(group, task)
+    if conn.info.transaction_status is TransactionStatus.INERROR and isinstance(outcome, Handled):
+        outcome = Retry(LEFT_ABORTED)
+    passed = isinstance(outcome, Handled | Skipped)
+    try:
+        yield End("commit" if passed else "rollback")
+    except psycopg.Error as error:
+        outcome, passed = judge(error), False
+    if conn.closed:
+        raise Broken(0, _what_happened(conn, outcome))
+    if group.complete == "after" and passed:
+        rows = yield Run(group.statements.complete, named)
+        yield End("commit")
+        return [outcome if rows else LOST]
+    return [outcome]
+
+
+def _call(group: Group, task: Task) -> Script[HandlingOutcome]:
+    if task.handler is None:
+        reason = f"there is no handler for {task.event.type} from {task.event.source}"
+        return Skipped(reason) if group.unhandled == "skip" else Dead(reason)
+    started = time.monotonic()
+    try:
+        yield Call(task, task.handler)
+    except _FAILURES as error:
+        log.warning(
+            "handler failed",
+            extra={"event": task.event.id, "handler": task.handler.name, "error": type(error).__name__},
+            exc_info=log.isEnabledFor(logging.DEBUG),
+        )
+        return judge(error)
+    finally:
+        group.took.append(time.monotonic() - started)
+    return HANDLED
+
+
+def _completion(group: Group, passed: Sequence[tuple[InboxEvent, str | None]]) -> dict[str, Any]:
+    return {
+        "ids": [event.id for event, _ in passed],
+        "created_ats": [event.created_at for event, _ in passed],
+        "notes": [None if note is None else f"skipped: {note}"[:MAX_ERROR] for _, note in passed],
+        "token": group.token,
+    }
+
+
+def _what_happened(conn: psycopg.BaseConnection[Any], outcome: HandlingOutcome) -> Retry:
+    if not conn.closed:
+        return Retry(ENDED_BY_ITSELF)
+    error = outcome.error if isinstance(outcome, Retry | Dead) else "it returned"
+    return Retry(f"the connection was lost while the handler ran: {error}"[:MAX_ERROR])

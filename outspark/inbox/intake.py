@@ -1,0 +1,140 @@
+"""From a broker's feed into the inbox: poll, accept, and tell the broker, in the order that the strategy asks for."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outspark.inbox.accept import Acceptor
+from outspark.inbox.arrivals import Accepted
+from outspark.inbox.message import Received, read
+from outspark.settings.inbox import Strategy
+
+
+class Feed(Protocol):
+    """A broker as a consumer sees it. For one thread.
+
+    FeedFailed from any of these means that the feed starts anew, from `commit` that it may: what was not committed
+    comes again.
+    """
+
+    def poll(self, limit: int, timeout: float) -> Sequence[Received]:
+        """The next messages, at most `limit`, waiting for the first at most `timeout` seconds.
+
+        None while the broker is away for a while; FeedFailed where it refuses us. To be called again before long, or
+        `hold` instead, because that is how the broker knows that we are there.
+        """
+        ...
+
+    def hold(self, timeout: float) -> None:
+        """Take nothing for `timeout` seconds, and keep what was polled and is not committed."""
+        ...
+
+    def commit(self, messages: Sequence[Received]) -> None:
+        """Tell the broker that these messages, and those before them in their partitions, need not come again.
+
+        FeedFailed when it could not be told; it is tried once more with the next call of anything. Where that fails
+        too they come again and are found to be duplicates. What is somebody else's by now is passed over in silence.
+        """
+        ...
+
+    def owns(self, message: Received) -> bool:
+        """Would a commit still count? Not where the partition was taken away since, even if it came back."""
+        ...
+
+    def check(self, timeout: float) -> None:
+        """FeedFailed with the reason when the broker, or what is to be read from it, cannot be reached."""
+        ...
+
+    def close(self) -> None:
+        """Leave in good order. Harmless when it is closed; whoever polls opens it again."""
+        ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """Messages of one batch and one partition, in their order, and the ids of those that are not at their end."""
+
+    messages: list[Received]
+    open: set[str]
+
+
+class Intake:
+    """Takes in from one feed. `run_once` polls once; what is not committed by then comes again after a restart."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        acceptor: Acceptor,
+        strategy: Strategy = Strategy.EXACTLY_ONCE,
+        *,
+        batch_size: int = 1000,
+        max_open: int = 10_000,
+    ) -> None:
+        self._feed = feed
+        self._acceptor = acceptor
+        self._strategy = strategy
+        self._batch_size = batch_size
+        self._max_open = max_open
+        self._batch: Sequence[Received] = ()
+        """Polled and not accepted yet: the feed would not give it again."""
+        self._runs: dict[tuple[str, int], deque[_Run]] = {}
+        """What waits for its end, by partition."""
+
+    @property
+    def open(self) -> int:
+        """Messages that are kept, and that the broker has not heard of because they are not at their end."""
+        return sum(len(run.messages) for runs in self._runs.values() for run in runs)
+
+    def run_once(self, timeout: float = 0.0) -> list[Accepted]:
+        """Take in what the feed has, at most a batch. After an error the same batch is tried again."""
+        self._commit_final()
+        if not self._batch:
+            if self.open >= self._max_open:
+                self._feed.hold(timeout)
+                return []
+            self._batch = self._feed.poll(self._batch_size, timeout)
+        if not self._batch:
+            return []
+        messages, acknowledge = self._batch, self._strategy.acknowledge
+        if acknowledge == "first":
+            self._feed.commit(messages)
+        outcomes = self._acceptor.accept(messages)
+        self._batch = ()
+        if acknowledge == "kept":
+            self._feed.commit(messages)
+        elif acknowledge == "final":
+            self._await_end(messages)
+            self._commit_final()
+        return outcomes
+
+    def _await_end(self, messages: Sequence[Received]) -> None:
+        """Of duplicates too: whoever delivered them first may not have come to their end."""
+        parts: defaultdict[tuple[str, int], list[Received]] = defaultdict(list)
+        for message in messages:
+            parts[message.log or message.topic, message.partition].append(message)
+        for partition, part in parts.items():
+            ids = {read(message, self._acceptor.settings).message_id for message in part}
+            self._runs.setdefault(partition, deque()).append(_Run(part, ids))
+
+    def _commit_final(self) -> None:
+        """In the order of each partition, because a commit speaks for all that came before."""
+        while heads := self._heads():
+            still_open = self._acceptor.unsettled(sorted(set().union(*(run.open for run in heads))))
+            for run in heads:
+                run.open &= still_open
+            final = [message for run in heads if not run.open for message in run.messages]
+            if not final:
+                return
+            self._feed.commit(final)
+
+    def _heads(self) -> list[_Run]:
+        """The first of each partition that is not done with. What is not ours any more comes to its new owner."""
+        for partition, runs in list(self._runs.items()):
+            while runs and (not runs[0].open or not self._feed.owns(runs[0].messages[0])):
+                runs.popleft()
+            if not runs:
+                del self._runs[partition]
+        return [runs[0] for runs in self._runs.values()]

@@ -1,0 +1,68 @@
+"""A lane of an inbox, for one shift: it takes messages in, or handles events. Knows nothing of what hosts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outspark.errors import SettingsError
+from outspark.inbox import letters
+from outspark.inbox.app import load_router
+from outspark.inbox.signals import Signals
+from outspark.inbox.spec import InboxSpec
+from outspark.inbox.taking import Taker
+from outspark.inbox.work import Worker
+from outspark.metrics import HANDOVERS_TOTAL, Tally
+from outspark.relay.lane import Report
+
+
+@dataclass(slots=True)
+class InboxLane:
+    spec: InboxSpec
+    tally: Tally = field(default_factory=Tally)
+
+    def run(self, until: Callable[[], bool] | None = None) -> Report:
+        """Until it is relieved after its time, told to stop, or `until` says so."""
+        signals = Signals(self.spec, until)
+        try:
+            if self.spec.task == "take":
+                self._take(signals)
+            else:
+                self._work(signals)
+        finally:
+            signals.close()
+        if signals.relieved and not signals.stopped:
+            self.tally.add(HANDOVERS_TOTAL)
+        return Report(
+            lane=self.spec.lane,
+            shift=self.spec.shift,
+            tally=self.tally.to_json(),
+            breakers={},
+            problems=[],
+            stopped=signals.stopped,
+        )
+
+    def _take(self, signals: Signals) -> None:
+        # Two consumers of one name would fence each other, so the next begins when the last has closed its feed.
+        signals.say_ready()
+        if signals.take_baton():
+            Taker(self.spec.settings, self.spec.member, tally=self.tally).run(signals)
+
+    def _work(self, signals: Signals) -> None:
+        settings = self.spec.settings
+        if settings.app is None:
+            raise SettingsError(f"inboxes.{self.spec.name}.app says which handlers there are, and is missing")
+        router = load_router(settings.app)
+        on_dead = letters.writer(settings, self.spec.outbox)
+        worker = Worker(
+            settings.url.get_secret_value(),
+            settings.table,
+            router,
+            settings.work_settings(self.spec.member.replace("/", "-")[:100]),
+            tally=self.tally,
+            on_dead=on_dead,
+        )
+        # Workers do not get in each other's way, so two shifts may work side by side for a moment.
+        signals.say_ready()
+        with worker:
+            worker.run(signals)

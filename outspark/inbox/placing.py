@@ -1,0 +1,88 @@
+"""What only a partitioned inbox needs: places for the times of messages, and a look for duplicates in all of them.
+
+Its unique indexes contain `created_at`. Where a message's id fixes its time, that is as good as without. Where it does
+not, and for idempotency keys, all partitions are looked through first, under a lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from outspark.contracts import partitions
+from outspark.errors import PartitionMissing
+from outspark.inbox.arrivals import Arrivals, Duplicate
+from outspark.inbox.ledger import Ledger
+from outspark.inbox.message import Incoming
+
+OFF = timedelta(minutes=15)
+"""How far from the clock a message's time may be before it might have had no partition once."""
+
+
+class Placing:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._layout: partitions.Layout | None = None
+
+    def forget(self) -> bool:
+        """The partitions may be others by now. False when nothing was remembered."""
+        known, self._layout = self._layout, None
+        return known is not None
+
+    def place(self, batch: Arrivals) -> None:
+        """Find messages whose time no partition holds; they go into the present one, as dead."""
+        if not self._strays(batch) and all(one.created_at is not None for one in batch.incoming.values()):
+            return
+        layout = self._layout = partitions.read(self._ledger.conn, self._ledger.table)
+        if not layout.has_place_for(layout.now):
+            raise PartitionMissing(str(self._ledger.table))
+        for place in self._strays(batch):
+            one = batch.incoming[place]
+            assert one.created_at is not None
+            error = f"no partition holds {one.created_at.isoformat()}; there are {layout.span()}"
+            batch.strays.add(place)
+            batch.incoming[place] = replace(
+                one, created_at=None, own_time=False, error=error, idempotency_key=None
+            )
+
+    def drop_known(self, batch: Arrivals) -> None:
+        """Decide about what the indexes would not find."""
+        self._drop_strays_of_old(batch)
+        doubtful = {place: one for place, one in batch.incoming.items() if _doubtful(one)}
+        if not doubtful:
+            return
+        ids = [one.message_id for one in doubtful.values()]
+        keys = [one.idempotency_key for one in doubtful.values() if one.idempotency_key is not None]
+        self._ledger.lock([*ids, *keys])
+        known_ids, known_keys = self._ledger.known_messages(ids), self._ledger.known_keys(keys)
+        for place, one in doubtful.items():
+            if one.message_id in known_ids:
+                batch.decide(place, Duplicate("message_id"))
+            elif one.idempotency_key in known_keys:
+                batch.decide(place, Duplicate("idempotency_key"))
+        batch.drop_repeated("idempotency_key")
+
+    def _drop_strays_of_old(self, batch: Arrivals) -> None:
+        """A message that had no partition for its time is kept under another, even when it has one by now."""
+        now = datetime.now(UTC)
+        ids = {
+            place: one.message_id
+            for place, one in batch.incoming.items()
+            if one.own_time and one.created_at is not None and abs(now - one.created_at) > OFF
+        }
+        known = self._ledger.known_messages(list(ids.values())) if ids else set()
+        for place, id in ids.items():
+            if id in known:
+                batch.decide(place, Duplicate("message_id"))
+
+    def _strays(self, batch: Arrivals) -> list[int]:
+        layout = self._layout
+        return [
+            place
+            for place, one in batch.incoming.items()
+            if one.created_at is not None and (layout is None or not layout.has_place_for(one.created_at))
+        ]
+
+
+def _doubtful(one: Incoming) -> bool:
+    return not one.own_time or one.idempotency_key is not None

@@ -1,0 +1,17 @@
+"""The handlers of a service, as a lane finds them by their name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from outspark.inbox import InboxEvent, Router
+from tests.integration.inbox.place import write
+
+router = Router()
+
+
+@router.otherwise
+def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+    write(conn, event.message_id)

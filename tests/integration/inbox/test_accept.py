@@ -1,0 +1,232 @@
+"""Messages come in once, whoever brings them and however often; what cannot be handled is kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from outspark.inbox import Acceptor, Duplicate, New, Refused
+from outspark.inbox.message import unwrap
+from outspark.metrics import INBOX_ACCEPTED_TOTAL
+from outspark.uuid7 import uuid7
+from tests.integration.inbox.place import Place, message, messages
+
+
+def kinds(outcomes: list[Any]) -> list[str]:
+    return [type(outcome).__name__ for outcome in outcomes]
+
+
+def test_a_message_becomes_a_row(place: Place) -> None:
+    at = datetime(2026, 11, 16, 7, 0, tzinfo=UTC)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = [
+        ("event_type", "order.paid"),
+        ("ce_source", "/shop"),
+        ("traceparent", trace),
+        ("correlation_id", "c-1"),
+        ("causation_id", "c-0"),
+        ("schema_version", "2.1"),
+    ]
+
+    [outcome] = place.accept(message("m1", b'{"n": 1}', headers=headers, key=b"order-7", timestamp=at))
+
+    row = place.row("m1")
+    assert outcome == New(row["id"])
+    assert (row["event_type"], row["source"], row["consumer_group"]) == ("order.paid", "/shop", "billing")
+    assert (row["payload"], row["headers"]["partition_key"]) == ({"n": 1}, "order-7")
+    assert (row["trace_id"], row["schema_version"]) == ("0af7651916cd43dd8448eb211c80319c", "2.1")
+    assert (row["correlation_id"], row["causation_id"]) == ("c-1", "c-0")
+    assert (row["status"], row["attempts_made"], row["max_attempts"]) == ("pending", 0, 6)
+    assert row["created_at"] == at
+    assert abs((row["scheduled_at"] - datetime.now(UTC)).total_seconds()) < 60
+
+
+def test_a_redelivery_is_a_duplicate(either: Place) -> None:
+    first = message("m1")
+    assert kinds(either.accept(first)) == ["New"]
+
+    assert either.accept(first) == [Duplicate("message_id")]
+    assert len(either.states()) == 1
+
+
+def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Place) -> None:
+    """After a batch with many duplicates the next is looked up by its ids first."""
+    acceptor = either.acceptor()
+    old = [message(f"m{n}") for n in range(8)]
+    acceptor.accept(old)
+    assert acceptor.accept(old) == [Duplicate("message_id")] * 8
+
+    outcomes = acceptor.accept([*old, message("n1"), message("n1"), message("n2", b"no JSON")])
+
+    assert kinds(outcomes) == ["Duplicate"] * 8 + ["New", "Duplicate", "Refused"]
+    assert len(either.states()) == 10
+    assert kinds(acceptor.accept([message(f"p{n}") for n in range(8)])) == ["New"] * 8
+    assert kinds(acceptor.accept([message("p1"), message("q1")])) == ["Duplicate", "New"]
+
+
+def test_a_batch_may_hold_a_message_twice(either: Place) -> None:
+    twice = message("m1")
+
+    assert kinds(either.accept(twice, message("m2"), twice)) == ["New", "New", "Duplicate"]
+
+
+def test_order_of_acceptance_is_kept(either: Place) -> None:
+    ids = [f"m{number}" for number in range(50)]
+    either.accept(*messages(ids))
+
+    rows = either.ask(f"SELECT message_id FROM {either.table} ORDER BY scheduled_at, id")
+    assert [row[0] for row in rows] == ids
+
+
+def test_a_message_without_an_id_is_known_by_its_place(either: Place) -> None:
+    nameless = message(None, offset=42, partition=3)
+    assert kinds(either.accept(nameless)) == ["New"]
+
+    assert either.accept(nameless) == [Duplicate("message_id")]
+    assert list(either.states()) == ["orders-3-42"]
+
+
+def test_a_long_id_is_hashed(either: Place) -> None:
+    long = message("x" * 300)
+    assert kinds(either.accept(long, message("x" * 301))) == ["New", "New"]
+
+    assert either.accept(long) == [Duplicate("message_id")]
+    assert all(id.startswith("sha256:") for id in either.states())
+
+
+def test_a_body_that_is_no_json_is_kept_as_dead(either: Place) -> None:
+    bodies = [b"\xff\x00\x01", b"hello", b'{"a": NaN}', b"{", b'"\\u0000"', b'"\\ud83d"', b"[" * 5000]
+
+    outcomes = either.accept(*(message(f"m{n}", body) for n, body in enumerate(bodies)), message("sound"))
+
+    assert kinds(outcomes) == ["Refused"] * len(bodies) + ["New"]
+    for number, body in enumerate(bodies):
+        row = either.row(f"m{number}")
+        assert row["status"] == "failed"
+        assert unwrap(row["payload"]) == body
+        assert "JSON" in row["last_error"]
+
+
+def test_what_only_postgresql_refuses_is_found_and_kept(either: Place) -> None:
+    wrong = b'{"n": 1' + b"0" * 200_000 + b"}"
+    batch = [message(f"m{n}", wrong if n == 7 else b'{"n": 1}') for n in range(20)]
+
+    outcomes = either.accept(*batch)
+
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Refused)] == [7]
+    assert kinds(outcomes).count("New") == 19
+    assert unwrap(either.row("m7")["payload"]) == wrong
+
+
+def test_odd_but_sound_bodies_pass(place: Place) -> None:
+    bodies = [
+        b"",
+        None,
+        b"null",
+        b'"\\ud83d\\ude00"',
+        b'"\\\\u0000"',
+        json.dumps({"a": "\u00e4" * 10}).encode(),
+    ]
+
+    outcomes = place.accept(*(message(f"m{n}", body) for n, body in enumerate(bodies)))
+
+    assert kinds(outcomes) == ["New"] * len(bodies)
+    assert place.row("m0")["payload"] is None
+    assert place.row("m3")["payload"] == "\U0001f600"
+
+
+def test_a_header_that_is_not_utf8_is_kept(place: Place) -> None:
+    place.accept(message("m1", headers=[("weird", b"\xff\xfe"), ("nul", b"a\0b"), ("fine", b"x")]))
+
+    headers = place.row("m1")["headers"]
+    assert headers["weird"] == {"base64": "//4="}
+    assert headers["nul"] == {"base64": "YQBi"}
+    assert headers["fine"] == "x"
+
+
+def test_an_id_that_is_not_utf8_still_counts(place: Place) -> None:
+    def odd() -> Any:
+        return message(None, headers=[("X-Event-ID", b"\xff\xfe")])
+
+    assert kinds(place.accept(odd(), odd())) == ["New", "Duplicate"]
+
+
+def test_a_type_that_is_too_long_is_kept_as_dead(place: Place) -> None:
+    [outcome] = place.accept(message("m1", topic="t" * 120))
+
+    assert isinstance(outcome, Refused)
+    assert outcome.error == "type has 120 characters, allowed: 100"
+
+
+def test_two_groups_both_get_theirs(either: Place) -> None:
+    keyed = message("m1", headers=[("Idempotency-Key", "order-7")])
+
+    assert kinds(either.accept(keyed, group="billing")) == ["New"]
+    assert kinds(either.accept(keyed, group="shipping")) == ["New"]
+
+
+def test_another_message_with_a_known_idempotency_key_is_a_duplicate(either: Place) -> None:
+    def keyed(id: str) -> Any:
+        return message(id, headers=[("Idempotency-Key", "order-7")])
+
+    assert kinds(either.accept(keyed("m1"))) == ["New"]
+
+    outcomes = either.accept(message("m2"), keyed("m3"), keyed("m1"), message("m4"), keyed("m5"))
+
+    assert kinds(outcomes) == ["New", "Duplicate", "Duplicate", "New", "Duplicate"]
+    by = [outcome.by for outcome in outcomes if isinstance(outcome, Duplicate)]
+    assert by == ["idempotency_key", "message_id", "idempotency_key"]
+    assert either.tally.value(INBOX_ACCEPTED_TOTAL, outcome="duplicate_key") == 2
+
+
+def test_of_two_new_messages_with_one_idempotency_key_the_first_counts(either: Place) -> None:
+    headers = [("Idempotency-Key", "order-7")]
+
+    outcomes = either.accept(message("m1", headers=headers), message("m2", headers=headers))
+
+    assert kinds(outcomes) == ["New", "Duplicate"]
+    assert list(either.states()) == ["m1"]
+
+
+def test_a_refused_message_does_not_use_up_its_idempotency_key(either: Place) -> None:
+    headers = [("Idempotency-Key", "order-7")]
+
+    outcomes = either.accept(message("m1", b"no json", headers=headers), message("m2", headers=headers))
+
+    assert kinds(outcomes) == ["Refused", "New"]
+
+
+def test_accept_is_part_of_the_callers_transaction(place: Place) -> None:
+    acceptor = place.acceptor()
+    with acceptor.conn.transaction(force_rollback=True):
+        assert kinds(acceptor.accept([message("m1")])) == ["New"]
+
+    assert place.states() == {}
+
+
+def test_two_processes_at_once_take_each_message_once(either: Place) -> None:
+    batch = [message(str(uuid7())) for _ in range(500)]
+    # Ids that say nothing about their time, published twice: on a partitioned table only a look helps.
+    batch += [message(f"order-{n}") for n in range(100)]
+    start = threading.Barrier(4)
+
+    def take(acceptor: Acceptor) -> int:
+        again = [message(_id(one)) for one in batch]
+        start.wait()
+        outcomes = [outcome for n in range(0, 600, 60) for outcome in acceptor.accept(again[n : n + 60])]
+        return kinds(outcomes).count("New")
+
+    acceptors = [either.acceptor() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        new = list(pool.map(take, acceptors))
+
+    assert sum(new) == 600
+    assert len(either.states()) == 600
+
+
+def _id(one: Any) -> str:
+    id: bytes = dict(one.headers)["X-Event-ID"]
+    return id.decode()

@@ -1,0 +1,139 @@
+"""What an intake does with partitions that come and go, and with a batch that the database did not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from outspark.inbox import Intake, Received, Strategy
+from tests.integration.inbox.place import Place, message
+
+ON_SUCCESS = Strategy.AT_LEAST_ONCE_ON_SUCCESS
+
+
+@dataclass
+class Logs:
+    """A broker that is a list a batch, and forgets nothing that it was told."""
+
+    batches: list[list[Received]]
+    lost: set[int] = field(default_factory=set)
+    """Partitions that are somebody else's."""
+    commits: list[list[Received]] = field(default_factory=list)
+    holds: int = 0
+    polls: int = 0
+
+    def poll(self, limit: int, timeout: float) -> Sequence[Received]:
+        self.polls += 1
+        return self.batches.pop(0) if self.batches else []
+
+    def hold(self, timeout: float) -> None:
+        self.holds += 1
+
+    def commit(self, messages: Sequence[Received]) -> None:
+        self.commits.append(list(messages))
+
+    def owns(self, message: Received) -> bool:
+        return message.partition not in self.lost
+
+    def check(self, timeout: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def committed(self) -> list[str]:
+        return [id_of(message) for batch in self.commits for message in batch]
+
+
+def id_of(message: Received) -> str:
+    [(_, value)] = message.headers
+    assert isinstance(value, bytes)
+    return value.decode()
+
+
+def batch(**partitions: int) -> list[Received]:
+    """`batch(a=0, b=1)`: message a of partition 0, then b of partition 1."""
+    return [message(id, partition=number) for id, number in partitions.items()]
+
+
+def end(place: Place, *ids: str) -> None:
+    query = f"UPDATE {place.table} SET status = 'completed', completed_at = now() WHERE message_id = ANY(%s)"
+    place.conn.execute(query.encode(), [list(ids)])
+
+
+def test_a_partition_does_not_wait_for_another(place: Place) -> None:
+    logs = Logs([batch(a=0, b=1), batch(c=1, d=0)])
+    intake = Intake(logs, place.acceptor(), ON_SUCCESS)
+    intake.run_once()
+    intake.run_once()
+
+    end(place, "b", "c", "d")
+    intake.run_once()
+
+    assert logs.committed() == ["b", "c"]
+    assert intake.open == 2
+    end(place, "a")
+    intake.run_once()
+    assert logs.committed() == ["b", "c", "a", "d"]
+    assert intake.open == 0
+
+
+def test_a_lost_partition_is_neither_waited_for_nor_committed(place: Place) -> None:
+    logs = Logs([batch(a=0, b=1), batch(c=0), batch(d=1)])
+    intake = Intake(logs, place.acceptor(), ON_SUCCESS, max_open=3)
+    for _ in range(3):
+        intake.run_once()
+    assert (intake.open, logs.polls, logs.holds) == (3, 2, 1)
+
+    logs.lost.add(0)
+    intake.run_once()
+    assert intake.open == 2
+    end(place, "a", "b", "c", "d")
+    intake.run_once()
+
+    assert logs.committed() == ["b", "d"]
+    assert intake.open == 0
+
+
+def test_a_full_intake_still_tells_the_broker_that_it_is_there(place: Place) -> None:
+    logs = Logs([batch(a=0), batch(b=0)])
+    intake = Intake(logs, place.acceptor(), ON_SUCCESS, max_open=1)
+    for _ in range(3):
+        intake.run_once()
+    assert (logs.polls, logs.holds) == (1, 2)
+
+    end(place, "a")
+    intake.run_once()
+
+    assert (logs.polls, logs.committed()) == (2, ["a"])
+
+
+@contextmanager
+def no_table(place: Place) -> Iterator[None]:
+    place.conn.execute(f"ALTER TABLE {place.table} RENAME TO gone".encode())
+    try:
+        yield
+    finally:
+        place.conn.execute(f"ALTER TABLE gone RENAME TO {place.table}".encode())
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_batch_that_the_database_did_not_take_is_tried_again(place: Place, strategy: Strategy) -> None:
+    """The feed would not give it again, and a commit of the next batch would speak for it."""
+    logs = Logs([batch(a=0), batch(b=0)])
+    intake = Intake(logs, place.acceptor(), strategy)
+    with no_table(place):
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                intake.run_once()
+    assert logs.polls == 1
+
+    outcomes: list[Any] = [*intake.run_once(), *intake.run_once()]
+
+    assert len(outcomes) == 2
+    assert set(place.states()) == {"a", "b"}

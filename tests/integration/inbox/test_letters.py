@@ -1,0 +1,278 @@
+"""One letter for each event that died in its handlers, in the transaction that made it dead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from outspark import contracts
+from outspark.contracts.names import TableName
+from outspark.contracts.omnibox.table import kind
+from outspark.errors import Reject
+from outspark.inbox import InboxEvent, Worker, WorkSettings, letters
+from outspark.inbox.letters import HEADERS
+from outspark.settings import SourceSettings
+from outspark.settings.inbox import InboxSettings
+from tests.databases import Database
+from tests.integration.inbox.place import Place, message, messages, open_place, write
+
+TOPIC = "billing.dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """In one form for all places that letters go to."""
+
+    headers: dict[str, Any]
+    payload: Any
+    error: str
+    group: str
+    message_id: str
+    key: str | None = None
+
+
+@dataclass
+class Office:
+    """An inbox whose dead events leave letters in one kind of table."""
+
+    place: Place
+    table: str
+    dead_letter: dict[str, str]
+    outbox: SourceSettings | None
+    statements: list[str]
+    find: Callable[[Place], list[Letter]]
+
+    def create(self) -> None:
+        for statement in self.statements:
+            self.place.conn.execute(statement.encode())
+
+    def worker(self, **settings: Any) -> Worker:
+        inbox = InboxSettings.model_validate(
+            {"url": self.place.database.url, "group": "billing", "dead_letter": self.dead_letter}
+        )
+        retry = {"base_delay": "20ms", "max_delay": "20ms", "jitter": 0.0}
+        given = WorkSettings.model_validate(
+            {"group": "billing", "upkeep_interval": "20ms", "retry": retry, **settings}
+        )
+        on_dead = letters.writer(inbox, self.outbox)
+        url, table = self.place.database.url, self.place.table
+        worker = Worker(url, table, self.place.router, given, on_dead=on_dead)
+        self.place.workers.append(worker)
+        return worker
+
+    def work_to_the_end(self, worker: Worker | None = None) -> None:
+        self.place.work_to_the_end(worker or self.worker())
+
+    def letters(self) -> list[Letter]:
+        return self.find(self.place)
+
+
+def in_table(place: Place) -> Office:
+    def find(place: Place) -> list[Letter]:
+        rows = place.ask(
+            "SELECT headers, payload, error, consumer_group, message_id FROM letters ORDER BY id"
+        )
+        return [Letter(*row) for row in rows]
+
+    return Office(
+        place, "letters", {"table": "letters"}, None, letters.statements(TableName("letters")), find
+    )
+
+
+def in_openoutbox(place: Place) -> Office:
+    def find(place: Place) -> list[Letter]:
+        rows = place.ask(
+            "SELECT headers, payload, partition_key, event_type FROM openoutbox_events ORDER BY created_at"
+        )
+        assert all(type == TOPIC for *_, type in rows)
+        # Python reads whole numbers only up to some length.
+        return [
+            _with_headers(headers, json.loads(bytes(body), parse_int=float), key)
+            for headers, body, key, _ in rows
+        ]
+
+    statements = contracts.get("openoutbox").statements(TableName("openoutbox_events"))
+    return _in_outbox(place, "openoutbox", "openoutbox_events", statements, find)
+
+
+def in_omnibox(place: Place) -> Office:
+    def find(place: Place) -> list[Letter]:
+        rows = place.ask(
+            "SELECT headers, payload::text, partition_key, topic FROM outbox_events ORDER BY created_at"
+        )
+        assert all(topic == TOPIC for *_, topic in rows)
+        return [
+            _with_headers(headers, json.loads(payload, parse_int=float), key)
+            for headers, payload, key, _ in rows
+        ]
+
+    statements = kind(inbox=False, partitioned=False).statements()
+    return _in_outbox(place, "omnibox", "outbox_events", list(statements), find)
+
+
+def _in_outbox(
+    place: Place, contract: str, table: str, statements: list[str], find: Callable[[Place], list[Letter]]
+) -> Office:
+    source = SourceSettings.model_validate({"url": place.database.url, "contract": contract, "table": table})
+    return Office(place, table, {"outbox": "letters", "topic": TOPIC}, source, statements, find)
+
+
+def _with_headers(headers: dict[str, str], payload: Any, key: str | None) -> Letter:
+    error, group, message_id = (headers[f"x-dead-{name}"] for name in ("error", "group", "message"))
+    return Letter(headers, payload, error, group, message_id, key)
+
+
+OUTBOXES = [in_openoutbox, in_omnibox]
+
+
+@contextmanager
+def open_office(database: Database, make: Callable[[Place], Office]) -> Iterator[Office]:
+    with closing(open_place(database)) as place:
+        office = make(place)
+        office.create()
+
+        @place.router.on("orders")
+        def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+            write(conn, event.message_id)
+            if event.message_id.startswith("bad"):
+                raise ValueError("it is\nbad")
+            if event.message_id.startswith("worse"):
+                raise Reject("it is worse")
+
+        yield office
+
+
+@pytest.fixture(params=[in_table, *OUTBOXES], ids=lambda make: make.__name__)
+def office(request: pytest.FixtureRequest, database: Database) -> Iterator[Office]:
+    with open_office(database, request.param) as office:
+        yield office
+
+
+@pytest.fixture(params=OUTBOXES, ids=lambda make: make.__name__)
+def outbox(request: pytest.FixtureRequest, database: Database) -> Iterator[Office]:
+    """An office whose letters are relayed."""
+    with open_office(database, request.param) as office:
+        yield office
+
+
+def test_a_death_leaves_one_letter(office: Office) -> None:
+    body = b'{"n": 1}'
+    office.place.accept(*messages(["a", "b"]), message("bad", body, key=b"order-7"), max_attempts=2)
+
+    office.work_to_the_end()
+
+    [letter] = office.letters()
+    assert (letter.message_id, letter.group, letter.payload) == ("bad", "billing", {"n": 1})
+    assert letter.error == "gave up after 2 attempts: ValueError: it is bad"
+    assert letter.key in (None, "order-7")
+    assert sorted(office.place.effects()) == ["a", "b"]
+
+
+def test_each_death_has_its_own(office: Office) -> None:
+    office.place.accept(*messages(["worse-1", "a", "bad-2", "worse-3"]), max_attempts=1)
+
+    office.work_to_the_end()
+
+    assert {letter.message_id: letter.error for letter in office.letters()} == {
+        "worse-1": "it is worse",
+        "bad-2": "gave up after 1 attempts: ValueError: it is bad",
+        "worse-3": "it is worse",
+    }
+
+
+def test_at_most_once_leaves_one_too(office: Office) -> None:
+    office.place.accept(*messages(["a", "bad"]))
+
+    office.work_to_the_end(office.worker(strategy="at-most-once"))
+
+    assert [letter.message_id for letter in office.letters()] == ["bad"]
+
+
+@pytest.mark.faults
+def test_without_a_letter_there_is_no_death(office: Office) -> None:
+    """Both are one transaction: as long as no letter can be written, the event is not dead."""
+    office.place.accept(*messages(["a", "worse"]))
+    office.place.conn.execute(f"DROP TABLE {office.table}".encode())
+    worker = office.worker()
+
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        worker.run_once()
+
+    assert office.place.states()["worse"] == ("pending", 0)
+    office.create()
+    office.work_to_the_end(worker)
+    assert office.place.states()["worse"] == ("failed", 6)
+    assert [letter.message_id for letter in office.letters()] == ["worse"]
+    assert office.place.effects() == ["a"]
+
+
+@pytest.mark.faults
+def test_an_event_whose_workers_vanish_has_a_letter_too(office: Office) -> None:
+    office.place.accept(message("lost"), max_attempts=1)
+    office.place.lock("lost", "outspark/inbox/12345/worker/1")
+
+    office.work_to_the_end()
+
+    [letter] = office.letters()
+    assert letter.message_id == "lost"
+    assert "vanished" in letter.error
+
+
+def test_what_was_never_handled_leaves_none(office: Office) -> None:
+    office.place.accept(message("m1", b"no json"))
+
+    office.work_to_the_end()
+
+    assert office.place.states() == {"m1": ("failed", 6)}
+    assert office.letters() == []
+
+
+def test_a_letter_has_a_name_of_its_own(outbox: Office) -> None:
+    """What would let an inbox of letters take those of two groups for one is set apart."""
+    headers = [("Idempotency-Key", "paid-7"), ("tenant", "a"), ("bytes", b"\xff")]
+    outbox.place.accept(message("worse", headers=headers))
+
+    outbox.work_to_the_end()
+
+    [letter] = outbox.letters()
+    kept = {name: value for name, value in letter.headers.items() if name not in HEADERS}
+    assert kept == {
+        "x-dead-X-Event-ID": "worse",
+        "x-dead-Idempotency-Key": "paid-7",
+        "tenant": "a",
+        "bytes": '{"base64": "/w=="}',
+    }
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "a line break": {"headers": [("note", "one\r\ntwo")]},
+    "a long key": {"key": b"k" * 2000},
+    "a blank key": {"key": b"  "},
+    "a large body": {"body": b'"' + b"x" * 1_100_000 + b'"'},
+    "large headers": {"headers": [("note", "x" * 70_000)]},
+    "no name": {"headers": [("", "x")]},
+    "a long number": {"body": b"1" * 5000},
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_no_message_is_too_odd_for_a_letter(outbox: Office, odd: dict[str, Any]) -> None:
+    given = dict(odd)
+    outbox.place.accept(message("worse", given.pop("body", b"{}"), **given), message("a"))
+
+    outbox.work_to_the_end()
+
+    assert [letter.message_id for letter in outbox.letters()] == ["worse"]
+    assert outbox.place.effects() == ["a"]
+
+
+def test_where_none_are_wanted_nobody_writes_them() -> None:
+    inbox = InboxSettings.model_validate({"url": "postgresql://h/d", "group": "billing"})
+
+    assert letters.writer(inbox, None) is None

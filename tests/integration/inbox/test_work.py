@@ -1,0 +1,291 @@
+"""Handlers run in the transaction that completes their event: effects and completion stand or fall together."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import BaseModel
+
+from outspark.inbox import InboxEvent, NotNow, Reject, Worker
+from outspark.metrics import INBOX_EVENTS_TOTAL
+from tests.integration.inbox.place import Place, message, messages, write
+from tests.waiting import wait_for
+
+
+class Order(BaseModel):
+    number: int
+    note: str = ""
+
+
+def test_effects_and_completion_are_committed_together(either: Place) -> None:
+    @either.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    ids = [f"m{n}" for n in range(45)]
+    either.accept(*messages(ids))
+
+    assert either.worker().run_once() == 45
+
+    assert either.effects() == ids
+    assert set(either.states().values()) == {("completed", 0)}
+    row = either.row("m0")
+    assert (row["locked_at"], row["locked_by"], row["last_error"]) == (None, None, None)
+    assert row["completed_at"] is not None
+
+
+def test_async_handlers_get_an_async_connection(either: Place) -> None:
+    @either.router.on("orders")
+    async def handle(event: InboxEvent, conn: psycopg.AsyncConnection[Any]) -> None:
+        await conn.execute("INSERT INTO effects (event) VALUES (%s)", [event.message_id])
+
+    either.accept(*messages(["a", "b"]))
+    either.work_to_the_end()
+
+    assert either.effects() == ["a", "b"]
+
+
+def test_sync_and_async_handlers_share_a_batch(place: Place) -> None:
+    @place.router.on("sync")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    @place.router.on("async")
+    async def handle_async(event: InboxEvent, conn: psycopg.AsyncConnection[Any]) -> None:
+        await conn.execute("INSERT INTO effects (event) VALUES (%s)", [event.message_id])
+
+    names = [f"m{n}" for n in range(10)]
+    place.accept(*(message(name, topic="sync" if n % 3 else "async") for n, name in enumerate(names)))
+    place.work_to_the_end()
+
+    assert place.effects() == names
+
+
+def test_a_payload_is_given_as_it_is_or_as_a_model(place: Place) -> None:
+    seen: list[object] = []
+
+    @place.router.on("plain")
+    def plain(payload: dict[str, Any]) -> None:
+        seen.append(payload)
+
+    @place.router.on("model")
+    def model(order: Order) -> None:
+        seen.append(order)
+
+    place.accept(message("a", b'{"number": 1}', topic="plain"), message("b", b'{"number": 2}', topic="model"))
+    place.work_to_the_end()
+
+    assert seen == [{"number": 1}, Order(number=2)]
+
+
+def test_a_payload_that_does_not_fit_its_model_is_dead_and_says_why_but_not_what(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(order: Order) -> None:
+        raise AssertionError("never called")
+
+    place.accept(message("m1", b'{"number": "secret"}'))
+    place.work_to_the_end()
+
+    row = place.row("m1")
+    assert row["status"] == "failed"
+    assert "number" in row["last_error"]
+    assert "secret" not in row["last_error"]
+
+
+def test_a_failure_costs_an_attempt_and_leaves_no_effect(either: Place) -> None:
+    @either.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+        if event.message_id == "b" and event.attempts < 2:
+            raise ValueError("not yet")
+
+    either.accept(*messages(["a", "b", "c"]))
+    worker = either.worker()
+    worker.run_once()
+
+    assert either.effects() == ["a", "c"]
+    row = either.row("b")
+    assert (row["status"], row["attempts_made"], row["last_error"]) == ("pending", 1, "ValueError: not yet")
+    assert row["scheduled_at"] > datetime.now(UTC) - timedelta(seconds=5)
+
+    either.work_to_the_end(worker)
+    assert either.effects() == ["a", "c", "b"]
+    assert either.states()["b"] == ("completed", 2)
+
+
+def test_attempts_run_out_by_the_rows_own_limit(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(event: InboxEvent) -> None:
+        raise ValueError("never")
+
+    place.accept(message("m1"), max_attempts=2)
+    place.work_to_the_end()
+
+    assert place.states() == {"m1": ("failed", 2)}
+    assert place.row("m1")["last_error"] == "gave up after 2 attempts: ValueError: never"
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_limit_that_was_lowered_meanwhile_counts(place: Place, counted: bool) -> None:
+    """Neither claimed nor failed, the event would wait for ever."""
+
+    @place.router.on("orders")
+    def handle(event: InboxEvent) -> None:
+        place.set("m1", max_attempts=1)
+        if not counted:
+            place.set("m1", attempts_made=1)
+        raise ValueError("later") if counted else NotNow("later")
+
+    place.accept(message("m1"))
+    place.worker().run_once()
+
+    assert place.states() == {"m1": ("failed", 1)}
+
+
+def test_a_handler_may_say_not_now(place: Place) -> None:
+    tries: list[str] = []
+
+    @place.router.on("orders")
+    def handle(event: InboxEvent) -> None:
+        tries.append(event.id)
+        if len(tries) < 9:
+            raise NotNow("the ledger is closed", after=0.01)
+
+    place.accept(message("m1"), max_attempts=2)
+    place.work_to_the_end()
+
+    assert place.states() == {"m1": ("completed", 0)}
+    assert len(tries) == 9
+
+
+def test_a_handler_may_reject_for_good(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(event: InboxEvent) -> None:
+        raise Reject("no such customer")
+
+    place.accept(message("m1"))
+    place.work_to_the_end()
+
+    assert place.row("m1")["last_error"] == "no such customer"
+    assert place.states() == {"m1": ("failed", 6)}
+
+
+@pytest.mark.parametrize(("unhandled", "status"), [("dead", "failed"), ("skip", "completed")])
+def test_an_event_without_handler(place: Place, unhandled: str, status: str) -> None:
+    place.accept(message("m1"))
+    place.work_to_the_end(place.worker(unhandled=unhandled))
+
+    row = place.row("m1")
+    assert row["status"] == status
+    assert "there is no handler for orders from orders" in row["last_error"]
+
+
+def test_an_event_is_not_handled_before_its_time(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    place.accept(*messages(["now", "later"]))
+    place.set("later", scheduled_at=datetime.now(UTC) + timedelta(hours=1))
+    worker = place.worker()
+
+    assert worker.run_once() == 1
+    assert worker.run_once() == 0
+    assert place.effects() == ["now"]
+    assert 0 < worker.idle_for() <= 0.5
+
+
+def test_a_worker_leaves_other_groups_alone(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.group)
+
+    place.accept(message("m1"), group="billing")
+    place.accept(message("m1"), group="shipping")
+
+    assert place.worker(group="shipping").run_once() == 1
+    assert place.effects() == ["shipping"]
+
+
+def test_several_workers_handle_each_event_once(either: Place) -> None:
+    @either.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    ids = [f"m{n}" for n in range(600)]
+    either.accept(*messages(ids))
+
+    def work(worker: Worker) -> None:
+        while either_waits():
+            worker.run_once()
+
+    def either_waits() -> bool:
+        with psycopg.connect(either.database.url) as conn:
+            row = conn.execute(f"SELECT 1 FROM {either.table} WHERE status = 'pending' LIMIT 1".encode())
+            return row.fetchone() is not None
+
+    workers = [either.worker(batch_size=25, name=f"w{n}") for n in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, workers))
+
+    assert sorted(either.effects()) == sorted(ids)
+    assert either.tally.value(INBOX_EVENTS_TOTAL, status="handled") == 600
+
+
+def test_run_works_until_it_is_told_to_stop(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    stopping = threading.Event()
+    thread = threading.Thread(target=place.worker(poll_interval="20ms").run, args=[stopping])
+    thread.start()
+    try:
+        place.accept(message("a"))
+        wait_for(lambda: place.effects() == ["a"])
+        place.accept(message("b"))
+        wait_for(lambda: place.effects() == ["a", "b"])
+    finally:
+        stopping.set()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_who_dies_leaves_a_letter_in_the_same_transaction(place: Place) -> None:
+    @place.router.on("orders")
+    def handle(event: InboxEvent) -> None:
+        raise Reject("broken")
+
+    def letter(conn: psycopg.Connection[Any], event: InboxEvent, error: str) -> None:
+        conn.execute("INSERT INTO effects (event, handler) VALUES (%s, %s)", [event.message_id, error])
+
+    place.accept(message("m1"))
+    settings = place.worker().settings
+    with Worker(place.database.url, place.table, place.router, settings, on_dead=letter) as worker:
+        worker.run_once()
+
+    assert place.ask("SELECT event, handler FROM effects") == [("m1", "broken")]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("headers", [None, "{}", "[1]", '"text"', '{"partition_key": 7}'])
+def test_rows_of_omni_boxes_own_making_are_handled_too(
+    place: Place, ordering: str, headers: str | None
+) -> None:
+    @place.router.on("user.*", source="users")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.payload["name"])
+
+    place.conn.execute(
+        "INSERT INTO inbox_events (id, event_type, message_id, consumer_group, source, payload, headers, scheduled_at) "
+        "VALUES (gen_random_uuid(), 'user.created', 'u1', 'billing', 'users', '{\"name\": \"Ada\"}', %s, now())",
+        [headers],
+    )
+    place.work_to_the_end(place.worker(ordering=ordering))
+
+    assert place.effects() == ["Ada"]
