@@ -18,7 +18,8 @@ from outspark.publishers.http_signature import Signer
 from outspark.publishers.http_wire import RESERVED, Encoder
 from outspark.publishers.loop_thread import LoopThread
 from outspark.publishers.options import hide, read_options, tls_context
-from outspark.settings import DestinationSettings, Duration, Model
+from outspark.settings import DestinationSettings
+from outspark.settings.model import Duration, Model
 
 
 class HttpOptions(Model):

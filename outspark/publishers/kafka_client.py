@@ -67,7 +67,7 @@ class _Faults:
         return DestinationDown(self.last or "no broker can be reached") if self.all_down else None
 
 
-class _Log:
+class ClientLog:
     """The client's own log, which it would otherwise print on stderr: outcomes tell all that matters."""
 
     def log(self, level: int, template: str, *arguments: object) -> None:
@@ -79,7 +79,7 @@ class Client:
 
     def __init__(self, config: Mapping[str, str], patience: float = 0.0) -> None:
         self._faults = _Faults()
-        ours = {"delivery.report.only.error": True, "error_cb": self._faults, "logger": _Log()}
+        ours = {"delivery.report.only.error": True, "error_cb": self._faults, "logger": ClientLog()}
         self._producer = Producer({**config, **ours})
         self._patience = patience
         self._known: dict[str, int] = {}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from outspark import durations
 from outspark.errors import SettingsError
+from outspark.publishers import kafka_properties
 from outspark.settings import DestinationSettings
 
 _DEFAULT_URL = "kafka://127.0.0.1:9092"
-_SCHEME = "kafka://"
-_BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/@:\[\]]+)(:\d{1,5})?")
 
 _DEFAULTS = {
     "client.id": "outspark",
@@ -67,7 +64,6 @@ _REFUSED = {
     "enable.gapless.guarantee": "one refused event would stop all others",
     "transactional.id": "an outbox needs no transactions of Kafka",
 }
-_SECRET = re.compile(r"password|passphrase|secret|\.pem|oauthbearer\.config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +80,21 @@ class KafkaOptions:
     """Seconds in which the brokers must have answered about topics; without it, the publish timeout."""
 
     def hide_secrets(self, text: str) -> str:
-        return _without(text, self.client)
+        return kafka_properties.without_secrets(text, self.client)
 
 
 def kafka_options(name: str, settings: DestinationSettings) -> KafkaOptions:
     """SettingsError names what is wrong, never its secret values."""
-    given = dict(_flat(name, settings.options))
+    where = f"destinations.{name}"
+    given = dict(kafka_properties.flat(where, settings.options))
     max_block = _max_block(name, given.pop("max_block", None))
     for option, value in given.items():
         _check(name, option, value)
-    brokers = _brokers(name, _DEFAULT_URL if settings.url is None else settings.url.get_secret_value())
+    url = _DEFAULT_URL if settings.url is None else settings.url.get_secret_value()
+    brokers = kafka_properties.brokers(where, url)
     aliases = {option: value for option, value in given.items() if option != "request.required.acks"}
     client = {**_DEFAULTS, **aliases, **_FIXED}
-    _try(name, client)
+    kafka_properties.try_out(where, client, Producer)
     return KafkaOptions(
         brokers=brokers,
         client={**client, "bootstrap.servers": brokers},
@@ -118,22 +116,6 @@ def _max_block(name: str, value: str | None) -> float | None:
         raise SettingsError(f"destinations.{name}.options: max_block: {error}") from None
 
 
-def _flat(name: str, options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`sasl.password = "x"` in TOML is a table in a table; librdkafka knows only names with dots."""
-    for key, value in options.items():
-        match value:
-            case Mapping():
-                yield from _flat(name, value, f"{prefix}{key}.")
-            case bool():
-                yield prefix + key, str(value).lower()
-            case str() | int() | float():
-                yield prefix + key, str(value)
-            case _:
-                raise SettingsError(
-                    f"destinations.{name}.options: {prefix}{key} must be text, a number or a boolean"
-                )
-
-
 def _check(name: str, option: str, value: str) -> None:
     where = f"destinations.{name}.options: {option}"
     if option in _REFUSED:
@@ -141,30 +123,3 @@ def _check(name: str, option: str, value: str) -> None:
     if option in _ALLOWED and value.lower() not in _ALLOWED[option]:
         allowed = ", ".join(_ALLOWED[option])
         raise SettingsError(f"{where} = {value!r} must be one of: {allowed}; {_WHY_ALLOWED[option]}")
-
-
-def _brokers(name: str, url: str) -> str:
-    brokers = [broker.strip().removeprefix(_SCHEME).removesuffix("/") for broker in url.split(",")]
-    if not all(_BROKER.fullmatch(broker) for broker in brokers):
-        # The value is not shown: it may hold a password.
-        raise SettingsError(
-            f"destinations.{name}.url must be kafka://host:port,host:port; credentials belong in the options "
-            "sasl.username and sasl.password"
-        )
-    return ",".join(brokers)
-
-
-def _try(name: str, client: Mapping[str, str]) -> None:
-    """librdkafka is the one who knows its properties; without brokers it connects nowhere."""
-    try:
-        Producer({**client, "log_level": "0"})
-    except (KafkaException, TypeError, ValueError) as error:
-        said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise SettingsError(f"destinations.{name}.options: {_without(said, client)}") from None
-
-
-def _without(text: str, client: Mapping[str, str]) -> str:
-    secrets = {value for option, value in client.items() if value and _SECRET.search(option)}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,15 +18,21 @@ from nats.js.errors import APIError, NotFoundError
 from outspark.errors import DestinationDown, DestinationError
 from outspark.outcome import Dead, Outcome, Retry
 from outspark.publishers.loop_thread import LoopThread
+from outspark.publishers.nats_client import (
+    CLOSE_TIMEOUT,
+    ERRORS,
+    Faults,
+    connect,
+    sorted_error,
+    text,
+    violation,
+    whole,
+)
 from outspark.publishers.nats_wire import NO_STREAM, Wire, outcome
 
 # The server works on the first messages while we encode the next ones.
 _CHUNK = 64 * 1024
 _LOOK_INTERVAL = 0.2
-_CLOSE_TIMEOUT = 1.0
-_FORBIDDEN = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
-_REFUSED = ("authorization violation", "authentication", "credentials", "revoked")
-_ERRORS = (nats.errors.Error, APIError, OSError, TimeoutError)
 
 
 class _Batch:
@@ -61,7 +65,7 @@ class Connection:
         self._inbox = ""
         self._next = 0
         self._batch = _Batch(0, ())
-        self._faults: list[Exception] = []
+        self._faults = Faults()
         self._given_up = False
         self._thread = LoopThread("outspark-nats")
         try:
@@ -95,35 +99,23 @@ class Connection:
 
     def close(self) -> None:
         if self.usable:
-            with contextlib.suppress(*_ERRORS):
-                self._thread.run(asyncio.wait_for(self._client.close(), _CLOSE_TIMEOUT), _CLOSE_TIMEOUT)
+            with contextlib.suppress(*ERRORS):
+                self._thread.run(asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT), CLOSE_TIMEOUT)
         self._given_up = True
         self._thread.stop()
 
     async def _open(self, options: Mapping[str, Any], timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                await self._client.connect(
-                    **options,
-                    # One round over the servers, nothing kept for later: the next publish connects anew.
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    pending_size=0,
-                    connect_timeout=_whole(timeout),
-                    error_cb=self._on_fault,
-                    closed_cb=self._on_closed,
+                await connect(
+                    self._client, options, timeout, error_cb=self._on_fault, closed_cb=self._on_closed
                 )
                 self._inbox = self._client.new_inbox() + "."
                 await self._client.subscribe(self._inbox + "*", cb=self._on_answer)
-                await self._client.flush(_whole(timeout))
-        except _ERRORS as error:
-            raise _sorted(self._faults[-1] if self._faults else error) from error
-        except ModuleNotFoundError as error:
-            raise DestinationError(
-                "a creds file needs one more package: pip install 'nats-py[nkeys]'"
-            ) from error
-        if self._forbidden("subscription", self._inbox):
+                await self._client.flush(whole(timeout))
+        except ERRORS as error:
+            raise sorted_error(self._faults.last() or error) from error
+        if self._faults.forbidden("subscription", self._inbox):
             raise DestinationError(f"not authorised to subscribe to {self._inbox}*, where the acks come back")
 
     async def _publish(self, wires: Sequence[Wire], timeout: float) -> list[Outcome]:
@@ -142,7 +134,7 @@ class Connection:
             return batch.finish(Retry(f"no answer within {timeout:.1f} s", counted=some))
         except (nats.errors.Error, OSError) as error:
             await self._give_up()
-            return batch.finish(Retry(f"connection lost: {_text(error)}", counted=False))
+            return batch.finish(Retry(f"connection lost: {text(error)}", counted=False))
 
     async def _send(self, batch: _Batch) -> None:
         publish, inbox = self._client.publish, self._inbox
@@ -191,13 +183,13 @@ class Connection:
     async def _check(self, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                await self._client.flush(_whole(timeout))
+                await self._client.flush(whole(timeout))
                 await self._jetstream.account_info()
-        except _ERRORS as error:
+        except ERRORS as error:
             # A user that may publish need not be allowed to ask for the account.
-            if self._client.is_closed or not self._forbidden("publish", "$JS.API."):
+            if self._client.is_closed or not self._faults.forbidden("publish", "$JS.API."):
                 await self._give_up()
-                raise DestinationDown(f"JetStream does not answer: {_text(error)}") from error
+                raise DestinationDown(f"JetStream does not answer: {text(error)}") from error
 
     async def _ensure_stream(self, name: str, subjects: list[str]) -> None:
         try:
@@ -210,8 +202,8 @@ class Connection:
             raise kind(
                 f"cannot create stream {name}: {error.description or 'JetStream is not there'}"
             ) from error
-        except _ERRORS as error:
-            raise DestinationDown(f"cannot create stream {name}: {_text(error)}") from error
+        except ERRORS as error:
+            raise DestinationDown(f"cannot create stream {name}: {text(error)}") from error
 
     async def _on_answer(self, message: Msg) -> None:
         meaning = outcome(message.data, message.headers)
@@ -219,37 +211,17 @@ class Connection:
             self._batch.answer(int(message.subject[len(self._inbox) :]) - self._batch.first, meaning)
 
     async def _on_fault(self, error: Exception) -> None:
-        self._faults = [*self._faults[-9:], error]
-        violation = _FORBIDDEN.search(str(error))
-        if violation is None or violation[1] != "publish":
+        self._faults.add(error)
+        forbidden = violation(error)
+        if forbidden is None or forbidden[0] != "publish":
             return
         for index, wire in enumerate(self._batch.wires):
-            if wire.subject.lower() == violation[2]:  # the client hands on the server's words in lower case
+            if wire.subject.lower() == forbidden[1]:
                 self._batch.answer(index, Dead(f"not authorised to publish to subject {wire.subject!r}"))
 
     async def _on_closed(self) -> None:
         self._batch.changed.set()
 
-    def _forbidden(self, verb: str, prefix: str) -> bool:
-        violations = (_FORBIDDEN.search(str(fault)) for fault in self._faults)
-        return any(found and found[1] == verb and found[2].startswith(prefix.lower()) for found in violations)
-
     async def _give_up(self) -> None:
         self._given_up = True
         await self._thread.cut()
-
-
-def _sorted(error: Exception) -> DestinationError:
-    text = _text(error)
-    if isinstance(error, ssl.SSLError) or any(word in text.lower() for word in _REFUSED):
-        return DestinationError(text)
-    return DestinationDown(text)
-
-
-def _text(error: BaseException) -> str:
-    return str(error).removeprefix("nats: ").strip("'") or "timed out"
-
-
-def _whole(seconds: float) -> int:
-    """The client wants whole seconds; the caller's own timeout cuts shorter where it must."""
-    return max(1, round(seconds))

@@ -1,4 +1,4 @@
-"""What publishers share in reading their options: clear errors, certificates, and secrets that never show."""
+"""What publishers and feeds share in reading their options: clear errors, certificates, and secrets that never show."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ Options = TypeVar("Options", bound=BaseModel)
 
 def read_options(model: type[Options], name: str, given: dict[str, Any]) -> Options:
     """SettingsError names what is wrong with the options of destination `name`, and what is allowed."""
+    return read_options_at(f"destinations.{name}", model, given)
+
+
+def read_options_at(where: str, model: type[Options], given: dict[str, Any]) -> Options:
+    """The same for the options of whatever stands at `where` in the settings."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
         faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
         allowed = ", ".join(model.model_fields)
         # `from None`: the original text quotes its input, passwords included.
-        raise SettingsError(f"destinations.{name}.options: {faults}; allowed are: {allowed}") from None
+        raise SettingsError(f"{where}.options: {faults}; allowed are: {allowed}") from None
 
 
 def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:

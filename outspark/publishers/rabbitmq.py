@@ -16,7 +16,8 @@ from outspark.outcome import Dead, Outcome, Retry
 from outspark.publishers.options import hide, read_options, tls_context
 from outspark.publishers.rabbitmq_connection import Connection
 from outspark.publishers.rabbitmq_wire import Encoder, Wire
-from outspark.settings import DestinationSettings, Duration, Model
+from outspark.settings import DestinationSettings
+from outspark.settings.model import Duration, Model
 
 _DEFAULT_URL = "amqp://127.0.0.1:5672/"
 _PORTS = {"amqp": 5672, "amqps": 5671}

@@ -19,7 +19,8 @@ from outspark.publishers.options import hide, read_options
 from outspark.publishers.redis_batch import Batch
 from outspark.publishers.redis_servers import Servers
 from outspark.publishers.redis_wire import Encoder
-from outspark.settings import DestinationSettings, Duration, Model
+from outspark.settings import DestinationSettings
+from outspark.settings.model import Duration, Model
 
 _DEFAULT_URL = "redis://127.0.0.1:6379"
 _BETWEEN_SERVERS = re.compile(r",\s*(?=\w+://)")
