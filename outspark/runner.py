@@ -1,4 +1,4 @@
-"""Runs a relay as a process: server beside it, signals, and an exit code."""
+"""Runs a relay or an inbox as a process: server beside it, signals, and an exit code."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import FrameType
 
 from outspark import logs
 from outspark.errors import SparkLost
+from outspark.inbox.spec import Task
 from outspark.loading import require_ends
 from outspark.publishers.stdout import Funnel
 from outspark.server import ServerThread, create_app
 from outspark.settings import Settings
-from outspark.spark.app import RelayApp
+from outspark.spark.app import LanesApp
+from outspark.spark.inbox import InboxApp
+from outspark.spark.relay import RelayApp
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +30,33 @@ def run(settings: Settings, *, until_empty: bool = False) -> int:
     logs.configure(settings.log)
     require_ends(settings)
     with ExitStack() as stack:
-        app = RelayApp(_with_stdout(settings, stack))
-        server = _serve(app)
-        if server is not None:
-            stack.callback(server.stop)
-        done = threading.Event()
-        _on_signals(done)
-        stack.callback(app.stop)
-        app.start()
-        # Spark takes over SIGINT while its session starts.
-        _on_signals(done)
-        while not done.wait(0.25):
-            if app.lost:
-                raise SparkLost()
-            if until_empty and app.monitor.drained():
-                break
+        return _run(RelayApp(_with_stdout(settings, stack)), stack, until_empty)
+
+
+def run_inbox(
+    settings: Settings, names: Sequence[str], tasks: Sequence[Task], *, until_empty: bool = False
+) -> int:
+    """Take messages in, handle them, or both, until a signal says stop."""
+    logs.configure(settings.log)
+    with ExitStack() as stack:
+        return _run(InboxApp(settings, names, tasks), stack, until_empty)
+
+
+def _run(app: LanesApp, stack: ExitStack, until_empty: bool) -> int:
+    server = _serve(app)
+    if server is not None:
+        stack.callback(server.stop)
+    done = threading.Event()
+    _on_signals(done)
+    stack.callback(app.stop)
+    app.start()
+    # Spark takes over SIGINT while its session starts.
+    _on_signals(done)
+    while not done.wait(0.25):
+        if app.lost:
+            raise SparkLost()
+        if until_empty and app.drained():
+            break
     return 0
 
 
@@ -60,7 +76,7 @@ def _with_stdout(settings: Settings, stack: ExitStack) -> Settings:
     return settings.model_copy(update={"destinations": {**settings.destinations, **through}})
 
 
-def _serve(app: RelayApp) -> ServerThread | None:
+def _serve(app: LanesApp) -> ServerThread | None:
     settings = app.settings.server
     if not settings.enabled:
         return None

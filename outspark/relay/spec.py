@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Self
 
 from outspark.settings import DestinationSettings, RelaySettings, RouteSettings, Settings, SourceSettings
 
@@ -18,32 +20,38 @@ class Share:
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LaneSpec:
-    """`instance` names one run of one relay, so that two relays with the same id stay apart."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedSpec:
+    """What every kind of lane is told. `instance` names one run, so that two with the same id stay apart."""
 
     relay: RelaySettings
     instance: str
     lane: int
-    shares: tuple[Share, ...]
-    destinations: Mapping[str, DestinationSettings]
-    routes: tuple[RouteSettings, ...]
     shift: int = 0
     environ: Mapping[str, str] = field(default_factory=dict)
 
-    def for_shift(self, shift: int) -> LaneSpec:
-        return replace(self, shift=shift)
+    def for_shift(self, shift: int, length: timedelta) -> Self:
+        return replace(self, shift=shift, relay=self.relay.model_copy(update={"shift": length}))
 
     @property
     def channel(self) -> str:
-        """Where this relay's driver and lanes talk to each other."""
+        """Where the driver and the lanes of this run talk to each other."""
         return f"outspark_{self.instance}"
 
     @property
     def baton(self) -> tuple[int, int]:
-        """The lock that a lane's shifts hand over: only its holder takes slots."""
+        """The lock that a lane's shifts hand over: only its holder works."""
         unsigned = zlib.crc32(f"outspark/baton/{self.instance}".encode())
         return (unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned), self.lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSpec(HostedSpec):
+    """A lane of a relay."""
+
+    shares: tuple[Share, ...]
+    destinations: Mapping[str, DestinationSettings]
+    routes: tuple[RouteSettings, ...]
 
 
 def share_out(settings: Settings, instance: str, environ: Mapping[str, str]) -> list[LaneSpec]:

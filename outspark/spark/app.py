@@ -1,22 +1,21 @@
-"""The relay as a Spark application: lanes in long tasks, one driver thread each."""
+"""An application on Spark: lanes in long tasks, one driver thread each, until it is stopped."""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 import time
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from outspark import metrics, telemetry
 from outspark.errors import ExtraMissing
 from outspark.metrics import Tally
-from outspark.relay.housekeeping import Housekeeper
-from outspark.relay.shedlock import holder
-from outspark.relay.spec import share_out
+from outspark.partitioning import PartitionKeeper
+from outspark.relay.spec import HostedSpec
 from outspark.settings import Settings
-from outspark.spark.monitor import Monitor, as_json
 
 try:
     from pyspark.sql import SparkSession
@@ -33,26 +32,25 @@ UNWELL = 3
 CANCEL_WAIT = 5.0
 
 
-class RelayApp:
-    """One run of a relay. `start` returns when lanes are submitted, `stop` when they have given their slots back."""
+class LanesApp(ABC):
+    """Lanes hosted on Spark. `start` returns when they are submitted, `stop` when they have ended in good order."""
 
-    def __init__(self, settings: Settings) -> None:
+    what = "application"
+
+    def __init__(self, settings: Settings, instance: str, specs: Sequence[HostedSpec]) -> None:
         self.settings = settings
-        self.instance = secrets.token_hex(4)
+        self.instance = instance
         self.tally = Tally()
-        self._open_breakers: dict[int, dict[str, str]] = {}
-        """Lane -> destinations that were down for it when its last shift ended, and why."""
         self.stopping = threading.Event()
         self.started = time.time()
-        self._specs = share_out(settings, self.instance, telemetry.variables(os.environ))
-        self.monitor = Monitor(settings, self.instance, self._specs[0].channel)
-        self._tag = f"outspark-{self.instance}"
         self.spark: SparkSession | None = None
+        self._specs = specs
+        self._tag = f"outspark-{instance}"
         self._shifts: list[Shifts] = []
         self._threads: list[threading.Thread] = []
         self._export = telemetry.metrics_export(self.metrics, os.environ)
 
-    def __enter__(self) -> RelayApp:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -60,8 +58,8 @@ class RelayApp:
         self.stop()
 
     def start(self) -> None:
-        self.monitor.preflight()
-        self.spark = spark = open_session(self.settings.relay)
+        self._preflight()
+        self.spark = spark = open_session(self.settings.relay, len(self._specs))
         lanes = len(self._specs)
         for number, spec in enumerate(self._specs):
             shifts = Shifts(
@@ -78,95 +76,93 @@ class RelayApp:
             self._shifts.append(shifts)
             self._threads.append(thread)
             thread.start()
-        housekeeper = Housekeeper.of(self.settings.sources, holder(self.settings.relay.id, self.instance))
-        if housekeeper is not None:
-            threading.Thread(
-                target=housekeeper.run, args=(self.stopping,), name="outspark-housekeeping", daemon=True
-            ).start()
-        log.info(
-            "relay is running",
-            extra={"relay": self.settings.relay.id, "lanes": lanes, "sources": list(self.settings.sources)},
-        )
+        for name, work in self._beside().items():
+            threading.Thread(target=work, args=(self.stopping,), name=f"outspark-{name}", daemon=True).start()
+        log.info(f"{self.what} is running", extra={"relay": self.settings.relay.id, "lanes": lanes})
 
     def stop(self) -> None:
-        """Finish the batches in flight and give the slots back; cancel what does not end in time."""
+        """Finish the batches in flight; cancel what does not end in time."""
         self.stopping.set()
         deadline = time.monotonic() + self.settings.relay.shutdown_timeout.total_seconds()
-        heard = self.monitor.say_stop()
+        heard = self._say_stop()
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
             if not heard:
                 break
             _join(self._threads, 0.5)
             # A shift that was just starting when the word went round has not heard it.
-            heard = self.monitor.say_stop()
+            heard = self._say_stop()
         if any(thread.is_alive() for thread in self._threads):
             log.warning("lanes did not end in time; cancelling them")
             if self.spark is not None and not self.lost:
                 self.spark.interruptTag(self._tag)
             _join(self._threads, CANCEL_WAIT)
-        if not any(thread.is_alive() for thread in self._threads):
-            # While a lane may still be publishing, the lock has to run out by itself.
-            self.monitor.release_locks()
+        self._ended(all_lanes=not any(thread.is_alive() for thread in self._threads))
         if self._export is not None:
             self._export.stop()
-        self.monitor.close()
         if self.spark is not None and not self.lost:
             self.spark.stop()
-        log.info("relay has stopped", extra={"delivered": int(self._delivered())})
+        log.info(f"{self.what} has stopped")
 
     @property
     def lost(self) -> bool:
         """Spark has ended under us: stop, and start again in a new process."""
         return any(shifts.lost for shifts in self._shifts)
 
-    @property
-    def breakers(self) -> dict[str, str]:
-        """Destinations that are down for any lane, as of the end of its last shift."""
-        return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
-
     # What the server asks (outspark.server.RelayView)
 
     def healthy(self) -> list[str]:
         if self.stopping.is_set():
-            return ["the relay is stopping"]
+            return [f"the {self.what} is stopping"]
         return [
             f"lane {shifts.spec.lane}: {shifts.problem or 'not running'}"
             for shifts in self._shifts
             if not shifts.running or shifts.failures >= UNWELL
         ]
 
-    def ready(self) -> list[str]:
-        return self.monitor.problems()
+    @abstractmethod
+    def ready(self) -> list[str]: ...
+
+    @abstractmethod
+    def drained(self) -> bool:
+        """Is there nothing left to do, for now?"""
 
     def stats(self) -> dict[str, Any]:
         return {
             "relay": self.settings.relay.id,
             "uptime_seconds": round(time.time() - self.started, 1),
-            "sources": {name: as_json(stats) for name, stats in self.monitor.stats().items()},
             "lanes": [
                 {"lane": s.spec.lane, "running": s.running, "failures": s.failures, "problem": s.problem}
                 for s in self._shifts
             ],
-            "destinations": {
-                name: {"open": name in self.breakers, "reason": self.breakers.get(name, "")}
-                for name in self.settings.destinations
-            },
-            "delivered": int(self._delivered()),
         }
 
     def metrics(self) -> Tally:
         self.tally.set(metrics.LANES_RUNNING, sum(shifts.running for shifts in self._shifts))
-        for name in self.settings.destinations:
-            self.tally.set(metrics.BREAKER_OPEN, float(name in self.breakers), destination=name)
-        self.monitor.gauge(self.tally)
+        self._gauge()
         return self.tally
 
-    def _delivered(self) -> float:
-        return self.tally.value(metrics.EVENTS_TOTAL, status="delivered")
+    @abstractmethod
+    def _preflight(self) -> None:
+        """Refuse what no waiting can mend."""
+
+    @abstractmethod
+    def _say_stop(self) -> bool:
+        """False when no lane can have heard it."""
+
+    @abstractmethod
+    def _gauge(self) -> None: ...
+
+    def _beside(self) -> Mapping[str, Callable[[threading.Event], None]]:
+        """What else runs in threads of the driver until it is told to stop."""
+        keeper = PartitionKeeper.of(self.settings)
+        return {} if keeper is None else {"partitions": keeper.run}
+
+    @abstractmethod
+    def _ended(self, *, all_lanes: bool) -> None:
+        """After the lanes; `all_lanes` says whether none can be at work any more."""
 
     def _take_report(self, report: dict[str, Any]) -> None:
         self.tally.merge(Tally.from_json(report["tally"]))
-        self._open_breakers[report["lane"]] = dict(report["breakers"])
 
     def _count_failure(self, lane: int, error: Exception) -> None:
         self.tally.add(metrics.LANE_RESTARTS_TOTAL)

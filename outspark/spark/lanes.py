@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import struct
 from collections.abc import Iterator
 from functools import partial
@@ -13,26 +15,46 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from outspark import logs, metrics
+from outspark.errors import HandlerHung
+from outspark.inbox.lane import InboxLane
+from outspark.inbox.spec import InboxSpec
 from outspark.relay import workbench
 from outspark.relay.lane import Lane
-from outspark.relay.spec import LaneSpec
+from outspark.relay.spec import HostedSpec, LaneSpec
 from outspark.settings import LogSettings
 
 SCHEMA = "report string"
+HUNG = 70
+"""Exit code of a worker process whose handlers hang."""
 
 
-def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def open_lane(spec: HostedSpec) -> Lane | InboxLane:
+    match spec:
+        case LaneSpec():
+            return Lane(spec)
+        case InboxSpec():
+            return InboxLane(spec)
+    raise TypeError(f"there is no lane for {type(spec).__name__}")
+
+
+def host(spec: HostedSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run one shift inside a Python worker and send its report home."""
     for _ in batches:
         pass
     logs.configure(log)
     workbench.calm_collector()
-    lane = Lane(spec)
+    lane = open_lane(spec)
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
         # Spark tried again by itself: a worker that died has told nobody.
         lane.tally.add(metrics.LANE_RESTARTS_TOTAL, context.attemptNumber())
-    yield one_row(json.dumps(lane.run().to_json()))
+    try:
+        report = lane.run()
+    except HandlerHung as error:
+        # A thread cannot be ended, but this process can: Spark hosts the lane again in another.
+        logging.getLogger(__name__).error("lane gives its process up", extra={"error": str(error)})
+        os._exit(HUNG)
+    yield one_row(json.dumps(report.to_json()))
 
 
 def one_row(report: str) -> pa.RecordBatch:
@@ -42,7 +64,7 @@ def one_row(report: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.StringArray.from_buffers(1, ends, pa.py_buffer(text))], ["report"])
 
 
-def run_shift(spark: SparkSession, spec: LaneSpec, log: LogSettings, tag: str) -> dict[str, Any]:
+def run_shift(spark: SparkSession, spec: HostedSpec, log: LogSettings, tag: str) -> dict[str, Any]:
     """Submit one shift as a job of one task and wait for its report. Call it from a thread of its own."""
     spark.addTag(tag)
     rows = spark.range(0, 1, 1, numPartitions=1).mapInArrow(partial(host, spec, log), SCHEMA).collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,10 @@ from outspark.contracts.upkeep import Stats
 from outspark.errors import OutsparkError
 from outspark.metrics import Tally
 from outspark.publishers import Publisher, open_publisher
-from outspark.redaction import redact
-from outspark.relay import control
-from outspark.relay.connection import Connection, connect
+from outspark.relay.connection import Connection
 from outspark.relay.shedlock import ShedLock, holder
 from outspark.settings import Settings, SourceSettings
+from outspark.spark.databases import Databases, line
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +38,18 @@ SELECT pg_try_advisory_lock(%(class)s::int, %(id)s::int)"""
 
 @dataclass(slots=True)
 class Monitor:
-    """One connection per database, opened when needed and again after a loss. Safe to use from several threads."""
+    """Safe to use from several threads."""
 
     settings: Settings
     instance: str
     channel: str
-    _connections: dict[str, Connection] = field(default_factory=dict)
+    _databases: Databases = field(init=False)
     _publishers: dict[str, Publisher] = field(default_factory=dict)
     _well: set[str] = field(default_factory=set)
-    _unheard: set[str] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self._databases = Databases(f"outspark {self.settings.relay.id} driver")
 
     def preflight(self) -> None:
         """Refuse what no waiting can mend: wrong options, a wrong table, a pooler. A database that is away may come."""
@@ -57,7 +59,7 @@ class Monitor:
             try:
                 self._look(name, source)
             except psycopg.OperationalError as error:
-                log.warning("database does not answer yet", extra={"source": name, "error": _line(error)})
+                log.warning("database does not answer yet", extra={"source": name, "error": line(error)})
 
     def problems(self) -> list[str]:
         found = []
@@ -65,13 +67,12 @@ class Monitor:
             try:
                 self._look(name, source)
             except (psycopg.Error, OutsparkError) as error:
-                self._forget(source)
-                found.append(f"source {name}: {_line(error)}")
+                found.append(f"source {name}: {line(error)}")
         for name in self.settings.destinations:
             try:
                 self._publisher(name).check(CHECK_TIMEOUT)
             except OutsparkError as error:
-                found.append(f"destination {name}: {_line(error)}")
+                found.append(f"destination {name}: {line(error)}")
         return found
 
     def stats(self) -> dict[str, Stats | str]:
@@ -79,13 +80,11 @@ class Monitor:
         answers: dict[str, Stats | str] = {}
         for name, source in self.settings.sources.items():
             try:
-                with self._lock:
-                    conn = self._connection(source)
+                with self._use(source) as conn:
                     table = resolve(conn, TableName.parse(source.table))
                     answers[name] = contracts.get(source.contract).upkeep(table).stats(conn, exact=False)
             except (psycopg.Error, OutsparkError) as error:
-                self._forget(source)
-                answers[name] = _line(error)
+                answers[name] = line(error)
         return answers
 
     def gauge(self, tally: Tally) -> None:
@@ -109,18 +108,8 @@ class Monitor:
 
     def say_stop(self) -> bool:
         """Tell all lanes to finish; False when no database could be reached, so that no lane can have heard it."""
-        heard = False
-        for name, source in self.settings.sources.items():
-            try:
-                with self._lock:
-                    control.say(self._connection(source), self.channel, control.STOP)
-                heard = True
-            except (psycopg.Error, OutsparkError) as error:
-                self._forget(source)
-                level = logging.DEBUG if name in self._unheard else logging.WARNING
-                log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": _line(error)})
-                self._unheard.add(name)
-        return heard
+        urls = {name: source.url.get_secret_value() for name, source in self.settings.sources.items()}
+        return self._databases.say_stop(urls, self.channel)
 
     def release_locks(self) -> None:
         """Let relays of other makes have their turn. Only when all our lanes have ended."""
@@ -128,36 +117,32 @@ class Monitor:
             if source.contract != "jeap":
                 continue
             try:
-                with self._lock:
-                    conn = self._connection(source)
+                with self._use(source) as conn:
                     table = shedlock(resolve(conn, TableName.parse(source.table)))
                     held = holder(self.settings.relay.id, self.instance)
                     ShedLock(conn, table, RELAY, held, source.jeap.lock_at_most).release()
             except (psycopg.Error, OutsparkError) as error:
-                self._forget(source)
                 log.warning(
                     "the lock could not be released; it runs out by itself",
-                    extra={"source": name, "error": _line(error)},
+                    extra={"source": name, "error": line(error)},
                 )
 
     def close(self) -> None:
+        self._databases.close()
         with self._lock:
-            for conn in self._connections.values():
-                conn.close()
             for publisher in self._publishers.values():
                 publisher.close()
 
     def _look(self, name: str, source: SourceSettings) -> None:
         """Closely until all was well once, because a database that was away may come back with a wrong table."""
-        with self._lock:
+        with self._use(source) as conn:
             if name in self._well:
-                self._connection(source).execute("SELECT 1")
+                conn.execute("SELECT 1")
             else:
-                self._look_closely(name, source)
+                self._look_closely(name, source, conn)
                 self._well.add(name)
 
-    def _look_closely(self, name: str, source: SourceSettings) -> None:
-        conn = self._connection(source)
+    def _look_closely(self, name: str, source: SourceSettings, conn: Connection) -> None:
         table = resolve(conn, TableName.parse(source.table))
         findings = contracts.get(source.contract).check_table(conn, table)
         refuse_errors(table, findings)
@@ -177,12 +162,10 @@ class Monitor:
     def _gauge_jeap(self, name: str, source: SourceSettings, tally: Tally) -> None:
         """What jEAP's own relay would say, under its names."""
         try:
-            with self._lock:
-                conn = self._connection(source)
+            with self._use(source) as conn:
                 upkeep = JeapUpkeep(resolve(conn, TableName.parse(source.table)))
                 stats, (resend, rest) = upkeep.stats(conn, exact=False), upkeep.failed(conn)
         except (psycopg.Error, OutsparkError):
-            self._forget(source)
             return
         tally.set(metrics.JEAP_READY_COUNT, stats.pending - stats.scheduled, source=name)
         tally.set(metrics.JEAP_FAILED_COUNT, resend, source=name, resend_status="resend_enabled")
@@ -190,8 +173,7 @@ class Monitor:
 
     def _owned(self, source: SourceSettings) -> int:
         try:
-            with self._lock:
-                conn = self._connection(source)
+            with self._use(source) as conn:
                 table = resolve(conn, TableName.parse(source.table))
                 statement = slot_statements.compose(slot_statements.OWNED, table)
                 row = conn.execute(
@@ -199,31 +181,16 @@ class Monitor:
                 ).fetchone()
                 return int(row[0]) if row else 0
         except (psycopg.Error, OutsparkError):
-            self._forget(source)
             return 0
 
-    def _connection(self, source: SourceSettings) -> Connection:
-        url = source.url.get_secret_value()
-        conn = self._connections.get(url)
-        if conn is None or conn.closed or conn.broken:
-            conn = self._connections[url] = connect(url, f"outspark {self.settings.relay.id} driver")
-        return conn
-
-    def _forget(self, source: SourceSettings) -> None:
-        with self._lock:
-            conn = self._connections.pop(source.url.get_secret_value(), None)
-            if conn is not None:
-                conn.close()
+    def _use(self, source: SourceSettings) -> AbstractContextManager[Connection]:
+        return self._databases.use(source.url.get_secret_value())
 
     def _publisher(self, name: str) -> Publisher:
         with self._lock:
             if name not in self._publishers:
                 self._publishers[name] = open_publisher(name, self.settings.destinations[name])
             return self._publishers[name]
-
-
-def _line(error: Exception) -> str:
-    return redact(" ".join(str(error).split())) or type(error).__name__
 
 
 def as_json(stats: Stats | str) -> dict[str, Any]:

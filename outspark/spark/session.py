@@ -62,8 +62,8 @@ LOCAL_SETTINGS = {
 }
 
 
-def open_session(relay: RelaySettings) -> SparkSession:
-    """Start a session, or join the one of spark-submit. Settings of the user win over ours."""
+def open_session(relay: RelaySettings, lanes: int) -> SparkSession:
+    """Start a session with room for so many lanes, or join the one of spark-submit. Settings of the user win."""
     builder = SparkSession.builder.appName(f"outspark {relay.id}")
     if _submitted():
         # Its JVM runs already, with the master and the settings that were given there.
@@ -71,7 +71,7 @@ def open_session(relay: RelaySettings) -> SparkSession:
         builder = builder if relay.master == "local" else builder.master(relay.master)
     else:
         settings = _own_settings(relay) | relay.spark
-        master = LOCAL.format(slots=2 * relay.lanes) if relay.master == "local" else relay.master
+        master = LOCAL.format(slots=2 * lanes) if relay.master == "local" else relay.master
         builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from outspark.relay.spec import LaneSpec
+from outspark.relay.spec import HostedSpec
 from outspark.settings import LogSettings
 from outspark.spark.lanes import run_shift
 from outspark.spark.session import has_ended
@@ -36,7 +36,7 @@ class Shifts:
     """Keeps one lane hosted until told to stop. A shift that fails is submitted again, at once the first time."""
 
     spark: SparkSession
-    spec: LaneSpec
+    spec: HostedSpec
     log: LogSettings
     tag: str
     report: Callable[[dict[str, Any]], None]
@@ -91,8 +91,7 @@ class Shifts:
 
     def _submit(self, share: float = 1.0) -> Shift:
         length = self.spec.relay.shift * share
-        relay = self.spec.relay.model_copy(update={"shift": length})
-        spec = replace(self.spec.for_shift(self._next), relay=relay)
+        spec = self.spec.for_shift(self._next, length)
         self._next += 1
         self.running = True
         future = self._pool.submit(run_shift, self.spark, spec, self.log, self.tag)

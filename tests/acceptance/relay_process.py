@@ -1,4 +1,4 @@
-"""`outspark relay` as a process of its own: started, asked over HTTP, signalled, killed."""
+"""`outspark relay`, or `outspark inbox …`, as a process of its own: started, asked over HTTP, signalled, killed."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class RelayProcess:
         *args: str,
         environ: Mapping[str, str] | None = None,
         launcher: Sequence[str] = CLI,
+        command: Sequence[str] = ("relay",),
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="relay-", dir=folder))
         self._stdout, self._stderr = self.folder / "stdout", self.folder / "stderr"
@@ -55,7 +56,7 @@ class RelayProcess:
         port = {} if "SERVER_PORT" in given else {"OUTSPARK__SERVER__PORT": "0"}
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [*launcher, "relay", *args],
+                [*launcher, *command, *args],
                 cwd=self.folder,
                 env={**clean_environ(), **port, **given},
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,160 @@
+"""`outspark inbox …`: take messages in from a broker, and handle them, each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outspark.cli import options
+from outspark.cli.exits import EPILOG
+
+if TYPE_CHECKING:
+    from outspark.inbox.spec import Task
+    from outspark.settings import Settings
+
+app = typer.Typer(
+    help="Take messages in from a broker, and handle each of them once.",
+    no_args_is_help=True,
+    epilog=EPILOG,
+    rich_markup_mode="markdown",
+)
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[INBOX]...", help="Only these inboxes of the settings.", show_default=False),
+]
+App = Annotated[
+    str | None,
+    typer.Option("--app", metavar="MODULE:ROUTER", help="The handlers, over the settings."),
+]
+Lanes = Annotated[
+    int | None, typer.Option("--lanes", metavar="N", help="Loops that work side by side, for each inbox.")
+]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark master; local unless the settings say else."),
+]
+Port = Annotated[
+    int | None, typer.Option("--port", metavar="N", help="Port of health and metrics; 0 picks a free one.")
+]
+LogLevel = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]
+LogFormat = Annotated[
+    str | None, typer.Option("--log-format", metavar="text|json", help="Lines for people or for machines.")
+]
+UntilEmpty = Annotated[
+    bool, typer.Option("--until-empty", help="End with exit code 0 once no event waits for its handler.")
+]
+
+
+@app.command(epilog=EPILOG)
+def take(
+    names: Names = None,
+    config: options.Config = None,
+    lanes: Lanes = None,
+    master: Master = None,
+    port: Port = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Take messages in from Kafka or NATS until stopped.
+
+    Each message becomes one row of the inbox, however often it is delivered. The broker hears of it when the
+    strategy says so: first of all, once it is kept, or once it is handled.
+
+    ```
+    outspark inbox take --config outspark.toml
+    outspark inbox take billing --lanes 4
+    ```
+    """
+    settings = _settings(config, lanes, master, port, log_level, log_format)
+    raise typer.Exit(_run(settings, names, ["take"], until_empty=False))
+
+
+@app.command(epilog=EPILOG)
+def work(
+    names: Names = None,
+    app: App = None,
+    config: options.Config = None,
+    lanes: Lanes = None,
+    master: Master = None,
+    port: Port = None,
+    until_empty: UntilEmpty = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Call the handlers of what was taken in until stopped.
+
+    A handler's writes and the completion of its event are one transaction: both are there, or neither.
+
+    ```
+    outspark inbox work --app billing.handlers:router
+    outspark inbox work billing --until-empty
+    ```
+    """
+    settings = _settings(config, lanes, master, port, log_level, log_format)
+    raise typer.Exit(_run(settings, names, ["work"], until_empty=until_empty, app=app))
+
+
+@app.command(epilog=EPILOG)
+def run(
+    names: Names = None,
+    app: App = None,
+    config: options.Config = None,
+    lanes: Lanes = None,
+    master: Master = None,
+    port: Port = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Take messages in and handle them, in one application, until stopped.
+
+    ```
+    outspark inbox run --app billing.handlers:router
+    ```
+    """
+    settings = _settings(config, lanes, master, port, log_level, log_format)
+    raise typer.Exit(_run(settings, names, ["take", "work"], until_empty=False, app=app))
+
+
+def _settings(
+    config: Path | None,
+    lanes: int | None,
+    master: str | None,
+    port: int | None,
+    log_level: str | None,
+    log_format: str | None,
+) -> Settings:
+    return options.load_settings(
+        config, lanes=lanes, master=master, port=port, log_level=log_level, log_format=log_format
+    )
+
+
+def _run(
+    settings: Settings,
+    names: list[str] | None,
+    tasks: list[Task],
+    *,
+    until_empty: bool,
+    app: str | None = None,
+) -> int:
+    from outspark.errors import SettingsError
+    from outspark.runner import run_inbox
+
+    known = ", ".join(settings.inboxes) or "(none)"
+    for name in names or ():
+        if name not in settings.inboxes:
+            raise SettingsError(f"there is no inbox {name!r}; the settings have: {known}")
+    chosen = list(names or settings.inboxes)
+    if not chosen:
+        raise SettingsError("no inbox is configured: write an [inboxes.NAME] table in outspark.toml")
+    if app is not None:
+        inboxes = {
+            name: inbox.model_copy(update={"app": app}) if name in chosen else inbox
+            for name, inbox in settings.inboxes.items()
+        }
+        settings = settings.model_copy(update={"inboxes": inboxes})
+    return run_inbox(settings, chosen, tasks, until_empty=until_empty)

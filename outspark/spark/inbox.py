@@ -1,0 +1,122 @@
+"""An inbox as a Spark application: it takes messages in, handles them, or both."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from outspark import metrics, telemetry
+from outspark.contracts.findings import refuse_errors
+from outspark.contracts.names import TableName
+from outspark.contracts.omnibox import check
+from outspark.contracts.omnibox.inbox import resolve_inbox
+from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
+from outspark.contracts.upkeep import Stats
+from outspark.errors import OutsparkError
+from outspark.inbox.app import load_router
+from outspark.inbox.feeds import open_feed
+from outspark.inbox.spec import Task, inbox_lanes
+from outspark.settings import Settings
+from outspark.settings.inbox import InboxSettings
+from outspark.spark.app import LanesApp
+from outspark.spark.databases import Databases, line
+from outspark.spark.monitor import as_json
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT = 2.0
+
+
+class InboxApp(LanesApp):
+    """The lanes of some inboxes. `tasks` are what they do: "take", "work" or both."""
+
+    what = "inbox"
+
+    def __init__(self, settings: Settings, names: Sequence[str], tasks: Sequence[Task]) -> None:
+        instance = secrets.token_hex(4)
+        specs = inbox_lanes(settings, names, tasks, instance, telemetry.variables(os.environ))
+        self._inboxes = {name: settings.inboxes[name] for name in names}
+        self._tasks = tasks
+        self._databases = Databases(f"outspark {settings.relay.id} driver")
+        super().__init__(settings, instance, specs)
+
+    def ready(self) -> list[str]:
+        found = []
+        for name, inbox in self._inboxes.items():
+            try:
+                self._look(inbox)
+            except (psycopg.Error, OutsparkError) as error:
+                found.append(f"inbox {name}: {line(error)}")
+            try:
+                self._check_feed(name, inbox)
+            except OutsparkError as error:
+                found.append(f"feed of {name}: {line(error)}")
+        return found
+
+    def drained(self) -> bool:
+        """Nothing waits for its handler, but for what is scheduled for later."""
+        every = self._stats().values()
+        return all(
+            isinstance(one, Stats) and one.pending == one.scheduled + one.backoff and not one.delivering
+            for one in every
+        )
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "inboxes": {name: as_json(one) for name, one in self._stats().items()}}
+
+    def _preflight(self) -> None:
+        for name, inbox in self._inboxes.items():
+            if "work" in self._tasks and inbox.app is not None:
+                load_router(inbox.app)
+            try:
+                self._look(inbox)
+            except psycopg.OperationalError as error:
+                log.warning("database does not answer yet", extra={"inbox": name, "error": line(error)})
+            self._check_feed(name, inbox, only_settings=True)
+
+    def _look(self, inbox: InboxSettings) -> None:
+        with self._databases.use(inbox.url.get_secret_value()) as conn:
+            table = resolve_inbox(conn, TableName.parse(inbox.table))
+            refuse_errors(table, check.check_table(conn, table, inbox=True))
+
+    def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:
+        """To open a feed finds out about wrong options; whether its broker answers, only a check."""
+        if "take" not in self._tasks or inbox.feed is None:
+            return
+        feed = open_feed(inbox.feed, inbox.group, f"{self.settings.relay.id}-{name}-check")
+        try:
+            if not only_settings:
+                feed.check(CHECK_TIMEOUT)
+        finally:
+            feed.close()
+
+    def _say_stop(self) -> bool:
+        urls = {name: inbox.url.get_secret_value() for name, inbox in self._inboxes.items()}
+        return self._databases.say_stop(urls, self._specs[0].channel)
+
+    def _gauge(self) -> None:
+        for name, stats in self._stats().items():
+            if isinstance(stats, Stats):
+                age = stats.oldest_age.total_seconds() if stats.oldest_age else 0.0
+                self.tally.set(metrics.INBOX_PENDING_COUNT, stats.pending, inbox=name)
+                self.tally.set(metrics.INBOX_OLDEST_AGE_SECONDS, age, inbox=name)
+                self.tally.set(metrics.INBOX_DEAD_COUNT, stats.dead, inbox=name)
+
+    def _ended(self, *, all_lanes: bool) -> None:
+        self._databases.close()
+
+    def _stats(self) -> dict[str, Stats | str]:
+        answers: dict[str, Stats | str] = {}
+        for name, inbox in self._inboxes.items():
+            try:
+                with self._databases.use(inbox.url.get_secret_value()) as conn:
+                    table = resolve_inbox(conn, TableName.parse(inbox.table))
+                    answers[name] = InboxUpkeep(table, inbox.group).stats(conn, exact=False)
+            except (psycopg.Error, OutsparkError) as error:
+                answers[name] = line(error)
+        return answers

@@ -1,0 +1,79 @@
+"""The relay as a Spark application: it delivers the events of its sources."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from outspark import metrics, telemetry
+from outspark.relay.housekeeping import Housekeeper
+from outspark.relay.shedlock import holder
+from outspark.relay.spec import share_out
+from outspark.settings import Settings
+from outspark.spark.app import LanesApp
+from outspark.spark.monitor import Monitor, as_json
+
+
+class RelayApp(LanesApp):
+    what = "relay"
+
+    def __init__(self, settings: Settings) -> None:
+        instance = secrets.token_hex(4)
+        specs = share_out(settings, instance, telemetry.variables(os.environ))
+        self.monitor = Monitor(settings, instance, specs[0].channel)
+        self._open_breakers: dict[int, dict[str, str]] = {}
+        """Lane -> destinations that were down for it when its last shift ended, and why."""
+        super().__init__(settings, instance, specs)
+
+    @property
+    def breakers(self) -> dict[str, str]:
+        """Destinations that are down for any lane, as of the end of its last shift."""
+        return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
+
+    def ready(self) -> list[str]:
+        return self.monitor.problems()
+
+    def drained(self) -> bool:
+        return self.monitor.drained()
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            **super().stats(),
+            "sources": {name: as_json(stats) for name, stats in self.monitor.stats().items()},
+            "destinations": {
+                name: {"open": name in self.breakers, "reason": self.breakers.get(name, "")}
+                for name in self.settings.destinations
+            },
+            "delivered": int(self.tally.value(metrics.EVENTS_TOTAL, status="delivered")),
+        }
+
+    def _preflight(self) -> None:
+        self.monitor.preflight()
+
+    def _say_stop(self) -> bool:
+        return self.monitor.say_stop()
+
+    def _gauge(self) -> None:
+        for name in self.settings.destinations:
+            self.tally.set(metrics.BREAKER_OPEN, float(name in self.breakers), destination=name)
+        self.monitor.gauge(self.tally)
+
+    def _beside(self) -> Mapping[str, Callable[[threading.Event], None]]:
+        housekeeper = Housekeeper.of(self.settings.sources, holder(self.settings.relay.id, self.instance))
+        return {
+            **super()._beside(),
+            **({} if housekeeper is None else {"housekeeping": housekeeper.run}),
+        }
+
+    def _ended(self, *, all_lanes: bool) -> None:
+        if all_lanes:
+            # While a lane may still be publishing, the lock has to run out by itself.
+            self.monitor.release_locks()
+        self.monitor.close()
+
+    def _take_report(self, report: dict[str, Any]) -> None:
+        super()._take_report(report)
+        self._open_breakers[report["lane"]] = dict(report["breakers"])
