@@ -28,8 +28,11 @@ from tests.waiting import wait_for
 # Forked from a server that has everything imported: a lane starts in milliseconds, and its parent reaps it at once.
 # A broker's client that is not installed is left out by itself.
 processes = multiprocessing.get_context("forkserver")
-_CLIENTS = [f"outspark.publishers.{broker}" for broker in ("kafka", "rabbitmq", "redis", "http", "nats")]
-processes.set_forkserver_preload(["tests.history.hosting", *_CLIENTS])
+PRELOADED = [
+    "tests.history.hosting",
+    *(f"outspark.publishers.{broker}" for broker in ("kafka", "rabbitmq", "redis", "http", "nats")),
+]
+processes.set_forkserver_preload(PRELOADED)
 
 STAMP = "tests.history.hosting:stamp"
 _publisher: JournalPublisher | None = None
@@ -164,7 +167,7 @@ class Relay:
         name = f"{self.instance}.{spec.lane}.{self._shifts}"
         process = processes.Process(
             target=run_lane,
-            args=(spec.for_shift(self._shifts), name, self.conduct, self.variant),
+            args=(spec.for_shift(self._shifts, spec.relay.shift), name, self.conduct, self.variant),
             daemon=True,
         )
         process.start()
