@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from outspark.cli import dead, enqueue, exits, init, later, prune, reap, relay, stats, version
+from outspark.cli import (
+    dead,
+    enqueue,
+    exits,
+    inbox,
+    init,
+    later,
+    partitions,
+    prune,
+    reap,
+    relay,
+    stats,
+    unlock,
+    version,
+)
 
 app = typer.Typer(
     name="outspark",
@@ -37,10 +51,13 @@ for _name, _command in (
     ("stats", stats.stats),
     ("prune", prune.prune),
     ("reap", reap.reap),
+    ("unlock", unlock.unlock),
     ("version", version.version),
 ):
     app.command(_name, epilog=exits.EPILOG)(_command)
 app.add_typer(dead.app, name="dead")
+app.add_typer(partitions.app, name="partitions")
+app.add_typer(inbox.app, name="inbox")
 later.register(app)
 
 

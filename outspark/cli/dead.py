@@ -1,13 +1,10 @@
-"""`outspark dead …`: look at events that could not be delivered, give them another life, or let them go."""
+"""`outspark dead …`: look at events that could not pass, give them another life, or let them go."""
 
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,11 +13,12 @@ from outspark.cli import options, output
 from outspark.cli.exits import EPILOG, NoMatch
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import OpenSource
+    from outspark.cli.sources import OpenTable
     from outspark.contracts.upkeep import DeadEvent, DeadFilter
 
 app = typer.Typer(
-    help="Look at events that could not be delivered, give them another life, or let them go.",
+    help="Look at events that could not be delivered, or in an inbox not handled; give them another life, or let "
+    "them go.",
     no_args_is_help=True,
     epilog=EPILOG,
     rich_markup_mode="markdown",
@@ -62,6 +60,7 @@ def list_(
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
@@ -73,9 +72,12 @@ def list_(
     outspark dead list --type 'order.*' --error 'too large' --since 2d
     outspark dead list --json | jq -r '.events[].id'
     outspark dead list --after 0198f3c2-… --limit 1000
+    outspark dead list --inbox billing
     ```
     """
-    with _opened(config, source, url, table, contract) as opened:
+    from outspark.cli.sources import open_table
+
+    with open_table(config, source, inbox, url, table, contract) as opened:
         which = _Wishes(None, type, key, error, since, before).filter(opened)
         which = replace(which, after=after, requeued=requeued)
         total = opened.maintenance.count_dead(which)
@@ -95,6 +97,7 @@ def show(
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
@@ -106,7 +109,9 @@ def show(
     outspark dead show 0198f3c2-… --payload > payload.bin
     ```
     """
-    with _opened(config, source, url, table, contract) as opened:
+    from outspark.cli.sources import open_table
+
+    with open_table(config, source, inbox, url, table, contract) as opened:
         event = opened.maintenance.show_dead(id)
     if event is None:
         raise NoMatch(f"there is no dead event {id} in {opened.table}")
@@ -133,6 +138,7 @@ def requeue(
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
@@ -143,11 +149,14 @@ def requeue(
     outspark dead requeue 0198f3c2-…
     outspark dead requeue --error 'stream not found' --dry-run
     outspark dead requeue --all
+    outspark dead requeue --inbox billing --error 'no such customer'
     ```
     """
+    from outspark.cli.sources import open_table
+
     wishes = _Wishes(ids, type, key, error, since, before)
     wishes.require_some(all)
-    with _opened(config, source, url, table, contract) as opened:
+    with open_table(config, source, inbox, url, table, contract) as opened:
         which = wishes.filter(opened)
         if dry_run:
             _report_dry_run("requeued", opened.maintenance.count_dead(which), limit, json)
@@ -170,20 +179,25 @@ def discard(
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
 ) -> None:
     """Delete dead events for good. Asks first; where nobody can answer, `--yes` is needed.
 
+    From an inbox their ids go too: the same message, if it is delivered again, is a new one.
+
     ```
     outspark dead discard --type 'test.*' --dry-run
     outspark dead discard 0198f3c2-… --yes
     ```
     """
+    from outspark.cli.sources import open_table
+
     wishes = _Wishes(ids, type, key, error, since, before)
     wishes.require_some(all)
-    with _opened(config, source, url, table, contract) as opened:
+    with open_table(config, source, inbox, url, table, contract) as opened:
         which = wishes.filter(opened)
         count = opened.maintenance.count_dead(which)
         if dry_run:
@@ -216,7 +230,7 @@ class _Wishes:
             )
             raise typer.BadParameter(problem)
 
-    def filter(self, opened: OpenSource) -> DeadFilter:
+    def filter(self, opened: OpenTable) -> DeadFilter:
         from outspark.contracts.upkeep import DeadFilter
 
         ids = tuple(self.ids) if self.ids else None
@@ -224,21 +238,7 @@ class _Wishes:
         return DeadFilter(ids, self.type, self.key, self.error, since, before)
 
 
-@contextmanager
-def _opened(
-    config: Path | None, source: str | None, url: str | None, table: str | None, contract: str | None
-) -> Iterator[OpenSource]:
-    from outspark.cli.sources import open_source
-    from outspark.loading import pick_source
-
-    name, settings = pick_source(
-        options.load_settings(config, source, url=url, table=table, contract=contract), source
-    )
-    with open_source(name, settings) as opened:
-        yield opened
-
-
-def _time(opened: OpenSource, text: str | None) -> datetime | None:
+def _time(opened: OpenTable, text: str | None) -> datetime | None:
     """`2h` is two hours ago on the database's clock; a time without a zone is taken as UTC."""
     if text is None:
         return None

@@ -18,9 +18,21 @@ from outspark.cli import options, output
 from outspark.errors import EventInvalid
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import OpenSource
+    from outspark.cli.sources import OpenTable
     from outspark.new_event import NewEvent
+    from outspark.omnibox import NewOutboxEvent
 
+_OMNIBOX_COLUMNS = (
+    "topic",
+    "aggregate_type",
+    "aggregate_id",
+    "idempotency_key",
+    "correlation_id",
+    "causation_id",
+    "trace_id",
+    "schema_version",
+    "max_attempts",
+)
 _FIELDS = ("type", "payload", "payload_base64", "key", "headers", "id", "available_at", "delay")
 _READERS: dict[str, Callable[[str], Any]] = {
     "payload_base64": partial(base64.b64decode, validate=True),
@@ -62,12 +74,15 @@ def enqueue(
     A line is an object with `type` and `payload` (text, or an object that is written as JSON;
     `payload_base64` for bytes), and if you like `key`, `headers`, `id`, `delay`, `available_at`. An id that
     is there already is left alone and not answered, so the same input can be sent again. On the contract jeap
-    the type is the topic, there are no headers, and ids are not compared.
+    the type is the topic, there are no headers, and ids are not compared. On omnibox the payload is JSON, and headers
+    called as its columns go there: `topic` (otherwise the type), `aggregate_type` (otherwise the type up to its first
+    dot), `aggregate_id` (otherwise the key, which is a UUID then), `idempotency_key` and the like.
 
     ```
     outspark enqueue --type order.created --key 42 --payload '{"order": 42}'
     outspark enqueue --type photo.taken --payload - < photo.jpg
     echo '{"type": "order.paid", "key": "42", "payload": {"order": 42}}' | outspark enqueue
+    outspark enqueue --type order.paid --payload '{}' --key 0198f3c2-… --header topic=orders
     ```
     """
     from outspark.cli.sources import open_source
@@ -89,8 +104,8 @@ def enqueue(
         _write(opened, iter(events), batch, json)
 
 
-def _write(opened: OpenSource, events: Iterator[NewEvent], batch: int, json: bool) -> None:
-    write = _into_jeap if opened.settings.contract == "jeap" else _into_openoutbox
+def _write(opened: OpenTable, events: Iterator[NewEvent], batch: int, json: bool) -> None:
+    write = {"jeap": _into_jeap, "omnibox": _into_omnibox}.get(opened.contract, _into_openoutbox)
     ids: list[str] = []
     given = 0
     try:
@@ -114,13 +129,13 @@ def _write(opened: OpenSource, events: Iterator[NewEvent], batch: int, json: boo
         )
 
 
-def _into_openoutbox(opened: OpenSource, events: list[NewEvent]) -> list[str]:
+def _into_openoutbox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
     from outspark.outbox import Outbox
 
     return [str(id) for id in Outbox(str(opened.table)).enqueue(opened.conn, *events)]
 
 
-def _into_jeap(opened: OpenSource, events: list[NewEvent]) -> list[str]:
+def _into_jeap(opened: OpenTable, events: list[NewEvent]) -> list[str]:
     """The type is the topic, and the relay sends them."""
     from outspark.jeap import JeapOutbox, NewMessage
     from outspark.new_event import Limits, check
@@ -136,6 +151,41 @@ def _into_jeap(opened: OpenSource, events: list[NewEvent]) -> list[str]:
         messages.append(NewMessage(checked.type, checked.payload, checked.type, key, id=checked.id))
     with opened.conn.transaction():
         return [str(id) for id in JeapOutbox(str(opened.table)).send_scheduled(opened.conn, *messages)]
+
+
+def _into_omnibox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
+    from outspark.omnibox import OmniboxOutbox
+
+    outbox = OmniboxOutbox(str(opened.table))
+    with opened.conn.transaction():
+        enqueued = outbox.enqueue(opened.conn, *map(_omnibox_event, events))
+    return [str(one.id) for one in enqueued if one.new]
+
+
+def _omnibox_event(event: NewEvent) -> NewOutboxEvent:
+    from outspark.omnibox import NewOutboxEvent
+
+    headers = dict(event.headers)
+    columns: dict[str, Any] = {name: headers.pop(name) for name in _OMNIBOX_COLUMNS if name in headers}
+    aggregate_id = columns.pop("aggregate_id", event.key)
+    try:
+        columns["aggregate_id"] = UUID(aggregate_id)
+        columns["max_attempts"] = int(columns.get("max_attempts", 6))
+    except (TypeError, ValueError) as error:
+        raise EventInvalid(
+            f"event {event.id}: an omni-box outbox needs the header aggregate_id, a UUID, or a key that is one, and "
+            "max_attempts is a whole number"
+        ) from error
+    return NewOutboxEvent(
+        type=event.type,
+        payload=event.payload,
+        key=event.key,
+        headers=headers,
+        id=event.id,
+        scheduled_at=event.available_at,
+        delay=event.delay,
+        **{"topic": event.type, "aggregate_type": event.type.partition(".")[0], **columns},
+    )
 
 
 def _event_from_flags(

@@ -1,7 +1,9 @@
-"""`outspark init`: the outbox table, printed or created."""
+"""`outspark init`: the table of an outbox or inbox, printed or created."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +14,14 @@ if TYPE_CHECKING:
     from outspark.contracts.contract import Contract
     from outspark.contracts.names import TableName
     from outspark.settings import Settings, SourceSettings
+    from outspark.settings.inbox import InboxSettings
+
+    Target = SourceSettings | InboxSettings
+
+DEAD_LETTERS = "inbox_dead_letters"
+_LETTERS_ONLY = (
+    "--dead-letters is a table of its own, and goes with --table, --source, --url and --apply only"
+)
 
 
 def init(
@@ -20,9 +30,19 @@ def init(
         typer.Option(
             "--contract",
             metavar="NAME",
-            help="What the table means: openoutbox or jeap; otherwise that of the source, or openoutbox.",
+            help="What the table means: openoutbox, jeap or omnibox; otherwise that of the source, or openoutbox.",
         ),
     ] = None,
+    inbox: Annotated[
+        bool, typer.Option("--inbox", help="An inbox instead of an outbox; its contract is omnibox.")
+    ] = False,
+    dead_letters: Annotated[
+        bool,
+        typer.Option("--dead-letters", help="The table for letters about dead events of an inbox, instead."),
+    ] = False,
+    partitioned: Annotated[
+        bool, typer.Option("--partitioned", help="On omnibox, the table that is partitioned by created_at.")
+    ] = False,
     table: Annotated[
         str | None, typer.Option("--table", metavar="NAME", help="Table name, with or without schema.")
     ] = None,
@@ -45,18 +65,26 @@ def init(
         bool,
         typer.Option(
             "--ready-index",
-            help="On jeap, add an index of ours, so that looks stay short however many messages were sent.",
+            help="On jeap and omnibox, add an index of ours, so that looks stay short however much was sent.",
         ),
     ] = False,
     config: options.Config = None,
-    source: options.Source = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="NAME",
+            help="Which source, or with --inbox which inbox, when the settings have several.",
+        ),
+    ] = None,
     url: options.Url = None,
 ) -> None:
-    """Print the DDL of an outbox table, or create it.
+    """Print the DDL of an outbox table, or of omni-box's inbox, or create it.
 
     Without `--apply` the SQL goes to stdout and nothing else does, so it can be piped or put into a
     migration. Running it again changes nothing. Where a route of the configuration has several destinations,
-    the small table that remembers which of them already have an event comes along.
+    the small table that remembers which of them already have an event comes along. Where a source or inbox of the
+    settings has `partitions`, its table is partitioned; `outspark partitions keep` makes the first ones.
 
     ```
     outspark init > outbox.sql
@@ -64,28 +92,36 @@ def init(
     outspark init --apply --url postgresql://localhost/shop
     outspark init --apply --doorbell --lanes 4
     outspark init --contract jeap --ready-index | psql "$DATABASE_URL"
+    outspark init --contract omnibox --inbox --partitioned
+    outspark init --inbox --source billing --apply
+    outspark init --dead-letters --table billing_letters | psql "$DATABASE_URL"
     ```
     """
     from outspark.contracts import deliveries
     from outspark.contracts.doorbell import doorbell_ddl
-    from outspark.contracts.jeap import table as jeap
     from outspark.contracts.names import TableName
 
-    settings = options.load_settings(config, source, url=url, lanes=lanes)
-    name, target = _target(settings, source, apply)
-    kind = _contract(contract or (target.contract if target else "openoutbox"))
-    if ready_index and kind.name != "jeap":
-        raise typer.BadParameter("--ready-index is for --contract jeap")
-    same = target is not None and target.contract == kind.name
-    chosen = TableName.parse(table or (target.table if target and same else kind.default_table))
+    if dead_letters:
+        if inbox or partitioned or doorbell or ready_index or contract is not None:
+            raise typer.BadParameter(_LETTERS_ONLY)
+        _dead_letters(*_target(_load(config, source, url, None, True), source, apply, True), table, apply)
+        return
+    settings = _load(config, source, url, lanes, inbox)
+    name, target = _target(settings, source, apply, inbox)
+    called = contract or ("omnibox" if inbox else _contract_of(target))
+    own = target if _is_inbox(target) == inbox and called == _contract_of(target) else None
+    kept = own is not None and own.partitions is not None
+    kind = _contract(called, inbox, partitioned or kept)
+    ready = _ready_index(kind) if ready_index else None
+    chosen = TableName.parse(table or _table_of(own, kind, unnamed=partitioned and not kept))
     bell = settings.relay.lanes if doorbell else 0
-    fan_out = target is not None and settings.fans_out(name)
+    fan_out = target is not None and not inbox and settings.fans_out(name)
     if target is not None and apply:
-        _create(name, target, kind, chosen, bell, fan_out, ready_index)
+        _create(name, target, kind, chosen, bell, fan_out, ready)
     else:
         parts = [kind.ddl(chosen)]
-        if ready_index:
-            parts.append(f"{jeap.ready_index(chosen)};\n")
+        if ready is not None:
+            parts.append(f"{ready(chosen)};\n")
         if fan_out:
             parts.append(f"{deliveries.compose(deliveries.CREATE, chosen)};\n")
         if bell:
@@ -93,44 +129,108 @@ def init(
         typer.echo("\n".join(parts), nl=False)
 
 
-def _contract(name: str) -> Contract:
+def _load(
+    config: Path | None, source: str | None, url: str | None, lanes: int | None, of_inbox: bool
+) -> Settings:
+    if of_inbox:
+        return options.load_settings(config, None, source, only="inbox", url=url, lanes=lanes)
+    return options.load_settings(config, source, url=url, lanes=lanes)
+
+
+def _contract(name: str, inbox: bool, partitioned: bool) -> Contract:
     from outspark import contracts
+    from outspark.contracts.omnibox import Omnibox
     from outspark.errors import SettingsError
 
+    if name == "omnibox":
+        return Omnibox(inbox, partitioned)
+    if inbox or partitioned:
+        raise typer.BadParameter(f"{'--inbox' if inbox else '--partitioned'} is for --contract omnibox")
     try:
         return contracts.get(name)
     except KeyError:
-        raise SettingsError(f"--contract {name!r} is unknown; known are: openoutbox, jeap") from None
+        raise SettingsError(f"--contract {name!r} is unknown; known are: openoutbox, jeap, omnibox") from None
 
 
-def _target(settings: Settings, source: str | None, apply: bool) -> tuple[str, SourceSettings | None]:
-    """Printing needs no source; creating does."""
-    from outspark.loading import pick_source
+def _ready_index(contract: Contract) -> Callable[[TableName], str]:
+    from outspark.contracts.jeap import table as jeap
+    from outspark.contracts.omnibox import table as omnibox
 
-    if not apply and source is None and len(settings.sources) != 1:
+    known: dict[str, Callable[[TableName], str]] = {"jeap": jeap.ready_index, "omnibox": omnibox.ready_index}
+    if contract.name not in known:
+        raise typer.BadParameter("--ready-index is for --contract jeap and omnibox")
+    return known[contract.name]
+
+
+def _contract_of(target: Target | None) -> str:
+    return "omnibox" if _is_inbox(target) else getattr(target, "contract", "openoutbox")
+
+
+def _table_of(own: Target | None, contract: Contract, *, unnamed: bool) -> str:
+    """The table of the settings; `unnamed` where its default name would be that of a table of another kind."""
+    if own is None or (unnamed and own.table in ("outbox_events", "inbox_events")):
+        return contract.default_table
+    return own.table
+
+
+def _is_inbox(target: Target | None) -> bool:
+    from outspark.settings.inbox import InboxSettings
+
+    return isinstance(target, InboxSettings)
+
+
+def _target(settings: Settings, name: str | None, apply: bool, of_inbox: bool) -> tuple[str, Target | None]:
+    """Where to create it; printing needs no such place. An inbox may be made in the database of a source."""
+    from outspark.errors import SettingsError
+    from outspark.loading import pick_inbox, pick_source
+
+    among_inboxes = of_inbox and bool(settings.inboxes or not settings.sources)
+    known = len(settings.inboxes if among_inboxes else settings.sources)
+    if not apply and name is None and known != 1:
         return "", None
-    return pick_source(settings, source)
+    if among_inboxes and name is None and known > 1:
+        names = ", ".join(settings.inboxes)
+        raise SettingsError(f"there are several inboxes; choose one with --source: {names}")
+    return pick_inbox(settings, name) if among_inboxes else pick_source(settings, name)
+
+
+def _dead_letters(name: str, target: Target | None, table: str | None, apply: bool) -> None:
+    from outspark.cli.sources import connect
+    from outspark.contracts.names import TableName, resolve
+    from outspark.contracts.shape import script
+    from outspark.inbox import letters
+
+    settings = getattr(target, "dead_letter", None)
+    chosen = TableName.parse(table or (settings and settings.table) or DEAD_LETTERS)
+    statements = letters.statements(chosen)
+    if target is None or not apply:
+        typer.echo(script(statements), nl=False)
+        return
+    with connect("inbox" if _is_inbox(target) else "source", name, target) as conn:
+        with conn.transaction():
+            for statement in statements:
+                conn.execute(statement.encode())
+        output.note(f"table {resolve(conn, chosen)} is there, for letters about dead events")
 
 
 def _create(
     name: str,
-    target: SourceSettings,
+    target: Target,
     contract: Contract,
     table: TableName,
     bell: int,
     fan_out: bool,
-    ready_index: bool,
+    ready_index: Callable[[TableName], str] | None,
 ) -> None:
     from outspark.cli.sources import connect
     from outspark.contracts import deliveries, doorbell
-    from outspark.contracts.jeap import table as jeap
     from outspark.contracts.names import resolve
 
-    with connect(name, target) as conn:
+    with connect("inbox" if _is_inbox(target) else "source", name, target) as conn:
         with conn.transaction():
             for statement in [
                 *contract.statements(table),
-                *([jeap.ready_index(table)] if ready_index else []),
+                *([ready_index(table)] if ready_index else []),
             ]:
                 conn.execute(statement.encode())
             found = resolve(conn, table)

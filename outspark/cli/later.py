@@ -12,8 +12,8 @@ import typer
 from outspark.errors import OutsparkError
 
 _PARTS = {
-    "bench": "Measure: drain a backlog and trickle events, beside the most that the database can do.",
-    "demo": "See it work: a little shop, PostgreSQL and NATS, a lane killed, proof that nothing is lost.",
+    "bench": "Measure relay and inbox beside the most that the database can do.",
+    "demo": "See it work: orders, relay, broker, inbox and bills; lanes killed; proof that each order is billed once.",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,16 +23,24 @@ Config = Annotated[
 Source = Annotated[
     str | None, typer.Option("--source", metavar="NAME", help="Which source, when the settings have several.")
 ]
-Url = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="PostgreSQL URL of the source, over the settings.")
+Inbox = Annotated[
+    str | None,
+    typer.Option(
+        "--inbox",
+        metavar="NAME",
+        help="An inbox of the settings instead of a source; with --url, the consumer group of this name there.",
+    ),
 ]
+Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="PostgreSQL URL, over the settings.")]
 Table = Annotated[
-    str | None, typer.Option("--table", metavar="NAME", help="Table of the source, over the settings.")
+    str | None, typer.Option("--table", metavar="NAME", help="Name of the table, over the settings.")
 ]
 Contract = Annotated[
     str | None,
     typer.Option(
-        "--contract", metavar="NAME", help="What the table means, over the settings: openoutbox or jeap."
+        "--contract",
+        metavar="NAME",
+        help="What the table means, over the settings: openoutbox, jeap or omnibox.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -54,18 +62,25 @@ _KEYS = {
 }
 
 
-def load_settings(config: Path | None, source: str | None = None, **flags: Any) -> Settings:
-    """Flags that were not given are None. Those of a source go to the named one, or to the only one."""
+def load_settings(
+    config: Path | None,
+    source: str | None = None,
+    inbox: str | None = None,
+    *,
+    only: Literal["source", "inbox"] = "source",
+    **flags: Any,
+) -> Settings:
+    """Flags that were not given are None. Those of a table go to the named source or inbox, or to the `only` one."""
     from outspark.layers import Given
     from outspark.loading import load
 
+    whose = f"sources.{source}" if source is not None else f"inboxes.{inbox}" if inbox is not None else only
     overrides: dict[str, Given] = {}
     for name, value in flags.items():
         if value is not None:
-            key = _KEYS[name]
-            if source is not None and key.startswith("source."):
-                key = f"sources.{source}.{key.removeprefix('source.')}"
-            overrides[key] = Given(value, f"flag --{name.replace('_', '-')}")
+            section, _, key = _KEYS[name].partition(".")
+            path = f"{whose}.{key}" if section == "source" else _KEYS[name]
+            overrides[path] = Given(value, f"flag --{name.replace('_', '-')}")
     return load(config, os.environ, overrides)
 
 

@@ -10,13 +10,18 @@ import typer
 from outspark.cli import options, output
 
 if TYPE_CHECKING:
+    from outspark.cli.sources import Kind
     from outspark.maintenance import Maintenance, Pruned, Retention
 
 
 def prune(
     delivered_age: Annotated[
         str | None,
-        typer.Option("--delivered-age", metavar="AGE", help="Delete delivered events older than this."),
+        typer.Option(
+            "--delivered-age",
+            metavar="AGE",
+            help="Delete events that were delivered longer ago than this; in an inbox, completed.",
+        ),
     ] = None,
     dead_age: Annotated[
         str | None,
@@ -34,6 +39,7 @@ def prune(
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
@@ -43,13 +49,16 @@ def prune(
     Ages are a number with a unit: `30m`, `12h`, `7d`. What is not named is kept. On a terminal it says how
     many and asks first; in a script the ages are the answer.
 
+    An inbox knows messages by their rows: one that is delivered again after it was pruned is handled again. So keep
+    them longer than any broker would redeliver.
+
     ```
     outspark prune --delivered-age 7d --dead-age 30d --dry-run
     outspark prune --delivered-age 7d --yes
+    outspark prune --inbox billing --delivered-age 30d
     ```
     """
-    from outspark.cli.sources import open_source
-    from outspark.loading import pick_source
+    from outspark.cli.sources import open_table
     from outspark.maintenance import Retention
 
     if delivered_age is None and dead_age is None:
@@ -58,19 +67,16 @@ def prune(
         delivered=options.parse_duration(delivered_age) if delivered_age else None,
         dead=options.parse_duration(dead_age) if dead_age else None,
     )
-    name, settings = pick_source(
-        options.load_settings(config, source, url=url, table=table, contract=contract), source
-    )
-    with open_source(name, settings) as opened:
+    with open_table(config, source, inbox, url, table, contract) as opened:
         expected = opened.maintenance.count_prunable(retention)
         if not dry_run:
             if expected.total and sys.stdin.isatty():
-                output.confirm(f"Delete {_words(expected)} from {opened.table}?", yes=yes)
+                output.confirm(f"Delete {_words(expected, opened.kind)} from {opened.table}?", yes=yes)
             expected = _delete(opened.maintenance, retention, expected, batch)
     if json:
         output.print_json({"delivered": expected.delivered, "dead": expected.dead, "dry_run": dry_run})
     else:
-        typer.echo(f"{_words(expected)} {'would be deleted' if dry_run else 'deleted'}")
+        typer.echo(f"{_words(expected, opened.kind)} {'would be deleted' if dry_run else 'deleted'}")
 
 
 def _delete(maintenance: Maintenance, retention: Retention, expected: Pruned, batch: int) -> Pruned:
@@ -84,5 +90,6 @@ def _delete(maintenance: Maintenance, retention: Retention, expected: Pruned, ba
     return done
 
 
-def _words(pruned: Pruned) -> str:
-    return f"{pruned.delivered} delivered and {pruned.dead} dead events"
+def _words(pruned: Pruned, kind: Kind) -> str:
+    finished = "delivered" if kind == "source" else "completed"
+    return f"{pruned.delivered} {finished} and {pruned.dead} dead events"

@@ -1,4 +1,4 @@
-"""`outspark reap`: give back claims whose relay is gone."""
+"""`outspark reap`: give back claims whose relay, or worker of an inbox, is gone."""
 
 from __future__ import annotations
 
@@ -19,37 +19,34 @@ def reap(
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
 ) -> None:
     """Give back claims that ran out, because a relay or its machine is gone. A relay does this by itself too.
 
-    Each counts as an attempt, so an event that kills its relay ends up dead instead of going round for ever.
+    In an inbox these are the locks of workers; one that is at work refreshes its own. Each counts as an attempt, so
+    an event that kills whoever has it ends up dead instead of going round for ever.
 
     ```
     outspark reap
     outspark reap --lease-timeout 10m --json
+    outspark reap --inbox billing
     ```
     """
-    from outspark.cli.sources import open_source
-    from outspark.loading import pick_source
+    from outspark.cli.sources import open_table
 
     age = options.parse_duration(lease_timeout) if lease_timeout else None
-    name, settings = pick_source(
-        options.load_settings(config, source, url=url, table=table, contract=contract), source
-    )
     returned: list[str] = []
     dead: list[str] = []
-    with open_source(name, settings) as opened:
+    with open_table(config, source, inbox, url, table, contract) as opened:
         more = True
         while more:
-            reaped = opened.maintenance.reap(
-                age or settings.lease_timeout, settings.retry.max_attempts, settings.reap_batch_size
-            )
+            reaped = opened.maintenance.reap(age or opened.lease, opened.max_attempts, opened.reap_batch)
             returned += reaped.returned
             dead += reaped.dead
-            more = len(reaped.returned) + len(reaped.dead) == settings.reap_batch_size
+            more = len(reaped.returned) + len(reaped.dead) == opened.reap_batch
     if json:
         output.print_json({"returned": returned, "dead": dead})
     else:

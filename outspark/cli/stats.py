@@ -1,74 +1,91 @@
-"""`outspark stats`: how much waits in each source, and how long."""
+"""`outspark stats`: how much waits in each source and inbox, and how long."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outspark.cli import options, output
 
 if TYPE_CHECKING:
+    from outspark.cli.sources import Kind
     from outspark.contracts.upkeep import Stats
-    from outspark.settings import Settings, SourceSettings
+    from outspark.settings import Settings
 
-_COLUMNS = (
-    "source",
-    "pending",
-    "backoff",
-    "scheduled",
-    "delivering",
-    "dead",
-    "delivered",
-    "oldest",
-    "behind",
-    "lease",
-)
+_COLUMNS = ("pending", "backoff", "scheduled")
+_HELD_DEAD_DONE = {"source": ("delivering", "dead", "delivered"), "inbox": ("locked", "dead", "completed")}
+_AGES = ("oldest", "behind", "lease")
+_PLURALS = {"source": "sources", "inbox": "inboxes"}
 
 
 def stats(
     exact: Annotated[
-        bool, typer.Option("--exact", help="Count delivered events instead of estimating: reads all of them.")
+        bool,
+        typer.Option(
+            "--exact",
+            help="Count delivered and completed events instead of estimating: reads all of them.",
+        ),
     ] = False,
     json: options.Json = False,
     config: options.Config = None,
     source: options.Source = None,
+    inbox: options.Inbox = None,
     url: options.Url = None,
     table: options.Table = None,
     contract: options.Contract = None,
 ) -> None:
-    """Show how much waits in the outbox, how long, and what is dead. All sources, unless one is named.
+    """Show how much waits, how long, and what is dead. All sources and inboxes, unless one is named.
 
     *oldest* is the age of the oldest event that waits, *behind* how long the first due event has been
-    waiting, *lease* the age of the oldest claim.
+    waiting, *lease* the age of the oldest claim. Of an inbox, the events of its consumer group are counted; in
+    JSON, `delivering` are those that workers have locked, and `delivered` those that are completed.
 
     ```
     outspark stats
     outspark stats --source orders --json
+    outspark stats --inbox billing --exact
     outspark stats --json | jq '.sources[].dead'
     ```
     """
-    settings = options.load_settings(config, source, url=url, table=table, contract=contract)
-    found = {name: _read(name, one, exact) for name, one in _chosen(settings, source)}
+    from outspark.cli.sources import load
+
+    settings = load(config, source, inbox, url, table, contract)
+    found = _read(settings, source, inbox, exact)
     if json:
-        output.print_json({"sources": {name: output.record(one) for name, one in found.items()}})
-    else:
-        output.print_table(_COLUMNS, [_row(name, one) for name, one in found.items()])
+        output.print_json(
+            {
+                _PLURALS[kind]: {name: output.record(one) for name, one in all.items()}
+                for kind, all in found.items()
+            }
+        )
+        return
+    for kind, all in found.items():
+        if all:
+            columns = (kind, *_COLUMNS, *_HELD_DEAD_DONE[kind], *_AGES)
+            output.print_table(columns, [_row(name, one) for name, one in all.items()])
 
 
-def _chosen(settings: Settings, source: str | None) -> list[tuple[str, SourceSettings]]:
-    from outspark.loading import pick_source
+def _read(
+    settings: Settings, source: str | None, inbox: str | None, exact: bool
+) -> dict[Kind, dict[str, Stats]]:
+    from outspark.cli.sources import open_inbox, open_source
+    from outspark.loading import pick_inbox, pick_source
 
-    if source is None and len(settings.sources) > 1:
-        return list(settings.sources.items())
-    return [pick_source(settings, source)]
-
-
-def _read(name: str, settings: SourceSettings, exact: bool) -> Stats:
-    from outspark.cli.sources import open_source
-
-    with open_source(name, settings) as opened:
-        return opened.maintenance.stats(exact=exact)
+    sources: dict[str, Any] = {} if inbox is not None else dict(settings.sources)
+    inboxes: dict[str, Any] = {} if source is not None else dict(settings.inboxes)
+    if source is not None or not (sources or inboxes or inbox):
+        sources = dict([pick_source(settings, source)])
+    if inbox is not None:
+        inboxes = dict([pick_inbox(settings, inbox)])
+    found: dict[Kind, dict[str, Stats]] = {"source": {}, "inbox": {}}
+    for name, of_source in sources.items():
+        with open_source(name, of_source) as opened:
+            found["source"][name] = opened.maintenance.stats(exact=exact)
+    for name, of_inbox in inboxes.items():
+        with open_inbox(name, of_inbox) as opened:
+            found["inbox"][name] = opened.maintenance.stats(exact=exact)
+    return found
 
 
 def _row(name: str, stats: Stats) -> list[str]:

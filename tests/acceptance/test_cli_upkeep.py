@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from tests.acceptance.cli_process import run
 from tests.databases import Database
 
 
@@ -27,16 +27,7 @@ class Cli:
     def __call__(
         self, *args: str, stdin: str | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "outspark", *args],
-            cwd=self.folder,
-            env={**self.environ, **environ},
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run(args, self.folder, {**self.environ, **environ}, stdin or "")
 
     def ok(self, *args: str, stdin: str | None = None) -> str:
         done = self(*args, stdin=stdin)
