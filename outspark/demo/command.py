@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
     from outspark.demo.play import Plan
 
-NEEDED = ("pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "prometheus_client")
+NEEDED = ("pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "prometheus_client", "psutil")
 
 INTRODUCTION = """
  A shop writes orders and their events into PostgreSQL, both in one transaction.
  A relay on Spark delivers the events to {broker}, where a consumer counts them.
 """
+BILLING = """\
+ A billing service takes them into its inbox, also on Spark, and writes a bill for each order.
+"""
 EPILOG = (
-    "Exit codes: **0** the proof holds, **1** it does not, or the relay failed, **2** a flag is wrong, or a "
+    "Exit codes: **0** the proof holds, **1** it does not, or an application failed, **2** a flag is wrong, or a "
     "package or the broker's server is missing, **130** interrupted."
 )
 
@@ -52,7 +55,7 @@ def demo(
         int, typer.Option("--rate", metavar="N", min=10, max=5000, help="Events per second.")
     ] = 400,
     kill: Annotated[
-        bool, typer.Option("--kill/--no-kill", help="Kill a lane's process in the middle of its work.")
+        bool, typer.Option("--kill/--no-kill", help="Kill lanes' processes in the middle of their work.")
     ] = True,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C, and say where.")
@@ -62,9 +65,11 @@ def demo(
     ] = False,
 ) -> int:
     """See it work: a little shop writes orders and events, a relay on Spark delivers them to a broker, a consumer
-    counts, and one lane is killed on the way. In the end both sides are compared, event by event.
+    counts, an inbox on Spark takes them in, and its handler bills each order. On the way a lane of the relay and one
+    of the inbox are killed. In the end all sides are compared: event by event, and every order beside its bills.
 
-    PostgreSQL, the broker and Spark are started for it and are gone afterwards. The story is the same on each broker:
+    PostgreSQL, the broker and Spark are started for it and are gone afterwards. The story is the same on each broker,
+    but for the inbox, which takes messages in from NATS and Kafka:
 
     - **nats** comes with `outspark[all]`. JetStream knows the ids of events, so it drops what is sent twice.
     - **kafka** needs Maven, which fetches the server once. A consumer group reads one topic.
@@ -111,7 +116,7 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
     from outspark.demo.view import open_screen
 
     console = Console(stderr=True)
-    console.print(INTRODUCTION.format(broker=broker.name), highlight=False)
+    console.print(INTRODUCTION.format(broker=broker.name) + BILLING * broker.has_feed, highlight=False)
     _find_server(broker, console)
     screen = open_screen(console)
     with ExitStack() as stack:
@@ -121,11 +126,12 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
             with screen:
                 report = play(stage, plan, screen)
         except OutsparkError as error:
-            log = stage.relay.save_log()
-            raise OutsparkError(f"{error}; its log is {log} and ends with:\n{stage.relay.tail()}") from error
+            culprit = stage.culprit() or stage.relay
+            log = culprit.save_log()
+            raise OutsparkError(f"{error}; its log is {log} and ends with:\n{culprit.tail()}") from error
         verdict.show(report, as_json=as_json)
-        if not report.holds:
-            typer.echo(f"the relay's log is {stage.relay.save_log()}", err=True)
+        for one in stage.applications if not report.holds else ():
+            typer.echo(f"the {one.what}'s log is {one.save_log()}", err=True)
         if plan.keep:
             typer.echo(verdict.addresses(stage), err=True)
             with suppress(Interrupted):

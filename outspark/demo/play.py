@@ -1,21 +1,25 @@
-"""The course of the demo: wait for the relay, open the shop, let a lane be killed, drain, and prove."""
+"""The course of the demo: wait for relay and inbox, open the shop, let lanes be killed, drain, and prove."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from outspark.demo import report, shop
+from outspark.contracts.upkeep import Stats
+from outspark.demo import bills, report, shop
+from outspark.demo.application import LANES, SLOTS, Application
 from outspark.demo.lanes import Lanes
 from outspark.demo.proof import prove
-from outspark.demo.relay import SLOTS
-from outspark.demo.report import Incident, Report
+from outspark.demo.report import Billing, Incident, Report
 from outspark.demo.shop import Shop
+from outspark.demo.sight import Sight
 from outspark.demo.stage import Stage
 from outspark.demo.strike import Strike
-from outspark.demo.view import Glance, Lane, Screen
+from outspark.demo.view import Screen
+from outspark.demo.workers import Workers
 from outspark.errors import OutsparkError
 
 TICK = 0.15
@@ -23,10 +27,9 @@ START_TIMEOUT = 180.0
 STOP_TIMEOUT = 30.0
 STALLED = 30.0
 """Seconds without an arrival after which the rest counts as lost."""
-KILL_AFTER = 0.4
-"""Share of the writing time."""
-RECENT = 500
-"""Arrivals that the median on the screen is taken over."""
+KILL_IN_RELAY, KILL_IN_INBOX = 0.4, 0.6
+"""Shares of the writing time."""
+_ENDINGS = {"relay": "gave its slots back and ended", "inbox": "finished its batches and ended"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,85 +41,106 @@ class Plan:
 
 
 def play(stage: Stage, plan: Plan, screen: Screen) -> Report:
-    """Raises OutsparkError when the relay does not start or ends by itself."""
-    with stage.lanes() as lanes:
-        return _Play(stage, plan, screen, lanes).perform()
+    """Raises OutsparkError when the relay or the inbox does not start or ends by itself."""
+    with ExitStack() as stack:
+        lanes = stack.enter_context(stage.lanes())
+        workers = None if stage.inbox is None else stack.enter_context(stage.workers())
+        return _Play(stage, plan, screen, lanes, workers).perform()
 
 
 class _Play:
-    def __init__(self, stage: Stage, plan: Plan, screen: Screen, lanes: Lanes) -> None:
-        self._stage, self._plan, self._screen, self._lanes = stage, plan, screen, lanes
+    def __init__(
+        self, stage: Stage, plan: Plan, screen: Screen, lanes: Lanes, workers: Workers | None
+    ) -> None:
+        self._stage, self._plan, self._screen = stage, plan, screen
+        self._lanes, self._workers = lanes, workers
         self._shop = Shop(stage.postgres.url(), rate=plan.rate, seconds=plan.seconds)
-        self._strike: Strike | None = None
+        self._sight = Sight(stage, self._shop, lanes, workers)
         self._phase = ""
 
     def perform(self) -> Report:
-        self._await_relay()
+        self._await_applications()
         try:
-            incident = self._let_work()
+            self._let_work()
         finally:
             self._shop.close()
         self._drain()
+        self._drain_inbox()
         if not self._plan.keep:
-            self._stop_relay()
-        return self._report(incident)
+            self._stop_applications()
+        return self._report()
 
-    def _await_relay(self) -> None:
+    def _await_applications(self) -> None:
         self._phase = "Spark is starting"
-        up = self._watch(
-            lambda: len(self._lanes.slots()) == SLOTS and self._stage.relay.ready(), START_TIMEOUT
-        )
-        if not up:
+        relay, inbox = self._stage.relay, self._stage.inbox
+        if not self._watch(lambda: len(self._lanes.slots()) == SLOTS and relay.ready(), START_TIMEOUT):
             raise OutsparkError(f"the relay did not own all slots within {START_TIMEOUT:g} s")
         self._stage.milestone(f"the relay runs on Spark; its lanes own all {SLOTS} slots")
+        workers = self._workers
+        if workers is None or inbox is None:
+            return
+        if not self._watch(lambda: workers.all_here() and inbox.ready(), START_TIMEOUT):
+            raise OutsparkError(f"the inbox did not have all its lanes within {START_TIMEOUT:g} s")
+        self._stage.milestone(
+            f"the inbox runs on Spark; {LANES} lanes take messages in, {LANES} call the handler"
+        )
 
-    def _let_work(self) -> Incident | None:
-        plan = self._plan
+    def _let_work(self) -> None:
+        plan, stage = self._plan, self._stage
         self._phase = "the shop is open"
         self._shop.start()
-        self._stage.milestone(f"the shop is open: {plan.rate:g} events/s for {plan.seconds:g} s")
+        stage.milestone(f"the shop is open: {plan.rate:g} events/s for {plan.seconds:g} s")
         if plan.kill:
-            self._strike = Strike(self._stage, plan.seconds * KILL_AFTER)
+            strikes = self._sight.strikes
+            strikes["relay"] = Strike("relay", stage.lanes, plan.seconds * KILL_IN_RELAY)
+            if self._workers is not None:
+                strikes["inbox"] = Strike("inbox", stage.workers, plan.seconds * KILL_IN_INBOX)
         self._watch(lambda: not self._shop.at_work)
-        self._stage.milestone(
+        stage.milestone(
             f"the shop is closed: {report.count(len(self._shop.committed_at), 'event')} committed, "
             f"{len(self._shop.rolled_back):,} rolled back"
         )
-        if self._strike is None:
-            return None
         self._phase = "waiting for the killed lane"
-        self._watch(lambda: self._strike is None or self._strike.over)
-        return self._strike.incident()
+        self._watch(lambda: all(strike.over for strike in self._sight.strikes.values()))
+        self._tell_news()
 
     def _drain(self) -> None:
         self._phase = "draining"
         committed, arrived = self._shop.committed_at, self._stage.consumer.arrived_at
-        counted, deadline = -1, 0.0
-
-        def over() -> bool:
-            nonlocal counted, deadline
-            if len(arrived) != counted:
-                counted, deadline = len(arrived), time.monotonic() + STALLED
-            return committed.keys() <= arrived.keys() or time.monotonic() > deadline
-
-        self._watch(over)
+        self._watch_progress(lambda: len(arrived), lambda: committed.keys() <= arrived.keys())
         # The settle comes a moment after the arrival.
-        self._watch(lambda: self._waiting() == 0, STALLED if committed.keys() <= arrived.keys() else 0)
+        stats = self._lanes.maintenance.stats
+        self._watch(lambda: _waiting(stats()) == 0, STALLED if committed.keys() <= arrived.keys() else 0)
 
-    def _stop_relay(self) -> None:
-        """Before the count, so that nothing can arrive after it."""
-        self._phase = "the relay is stopping"
-        self._screen.show(self._glance())
-        began = time.monotonic()
-        self._stage.relay.stop(STOP_TIMEOUT)
-        self._stage.milestone(f"the relay gave its slots back and ended in {time.monotonic() - began:.1f} s")
+    def _drain_inbox(self) -> None:
+        workers = self._workers
+        if workers is None:
+            return
+        self._phase = "billing"
+        stats = workers.maintenance.stats
+        wanted = len(self._shop.committed_at)
 
-    def _report(self, incident: Incident | None) -> Report:
+        def through() -> bool:
+            now = stats(exact=True)
+            return _waiting(now) == 0 and (now.delivered or 0) + now.dead >= wanted
+
+        self._watch_progress(lambda: stats(exact=True).delivered or 0, through)
+
+    def _stop_applications(self) -> None:
+        """Before the count, so that nothing can arrive after it. Both at once, which takes half as long."""
+        applications = self._stage.applications
+        self._phase = f"stopping the {' and the '.join(one.what for one in applications)}"
+        self._screen.show(self._sight.glance(self._phase))
+        with ThreadPoolExecutor(len(applications)) as pool:
+            for one, seconds in zip(applications, pool.map(_stop, applications), strict=True):
+                self._stage.milestone(f"the {one.what} {_ENDINGS[one.what]} in {seconds:.1f} s")
+
+    def _report(self) -> Report:
         consumer = self._stage.consumer
         traffic = consumer.traffic()
         self._watch(lambda: len(consumer.arrivals) >= traffic.stored, STALLED)
         self._phase = "done"
-        self._screen.show(self._glance())
+        self._screen.show(self._sight.glance(self._phase))
         return Report(
             broker=self._stage.broker.name,
             broker_drops=self._stage.broker.drops_known_ids,
@@ -125,58 +149,58 @@ class _Play:
             traffic=traffic,
             received=len(consumer.arrivals),
             latency=report.latency(self._shop.committed_at, consumer.arrived_at),
-            incident=incident,
+            incident=self._incident("relay"),
             wanted_incident=self._plan.kill,
             seconds=self._stage.clock,
+            billing=None if self._workers is None else self._billing(self._workers),
         )
+
+    def _billing(self, workers: Workers) -> Billing:
+        stats = workers.maintenance.stats(exact=True)
+        return Billing(bills.compare(workers.conn), stats, self._incident("inbox"))
+
+    def _incident(self, whose: str) -> Incident | None:
+        strike = self._sight.strikes.get(whose)
+        return None if strike is None else strike.incident()
+
+    def _watch_progress(self, count: Callable[[], int], over: Callable[[], bool]) -> None:
+        """Until it is over, or nothing has moved for too long."""
+        counted, deadline = -1, 0.0
+
+        def done() -> bool:
+            nonlocal counted, deadline
+            if (now := count()) != counted:
+                counted, deadline = now, time.monotonic() + STALLED
+            return over() or time.monotonic() > deadline
+
+        self._watch(done)
 
     def _watch(self, until: Callable[[], bool], timeout: float = float("inf")) -> bool:
         """Shows what happens until it is true; False when it was not within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not until():
-            if self._stage.relay.failed:
-                raise OutsparkError("the relay ended by itself")
+            if (culprit := self._stage.culprit()) is not None:
+                raise OutsparkError(f"the {culprit.what} ended by itself")
             if time.monotonic() >= deadline:
                 return False
-            while self._strike is not None and not self._strike.news.empty():
-                text, bad = self._strike.news.get()
-                self._stage.milestone(text, bad=bad)
-            self._screen.show(self._glance())
+            self._tell_news()
+            self._screen.show(self._sight.glance(self._phase))
             time.sleep(TICK)
         return True
 
-    def _waiting(self) -> int:
-        stats = self._lanes.maintenance.stats()
-        return stats.pending + stats.delivering
+    def _tell_news(self) -> None:
+        for strike in self._sight.strikes.values():
+            while not strike.news.empty():
+                text, bad = strike.news.get()
+                self._stage.milestone(text, bad=bad)
 
-    def _glance(self) -> Glance:
-        stats, consumer = self._lanes.maintenance.stats(exact=True), self._stage.consumer
-        return Glance(
-            at=self._stage.clock,
-            phase=self._phase,
-            committed=len(self._shop.committed_at),
-            rolled_back=len(self._shop.rolled_back),
-            delivered=stats.delivered or 0,
-            waiting=stats.pending + stats.delivering,
-            lag=stats.due_age.total_seconds() if stats.due_age else 0.0,
-            arrived=len(consumer.arrived_at),
-            twice=len(consumer.arrivals) - len(consumer.arrived_at),
-            latency=self._median(),
-            lanes=self._hosts(),
-        )
 
-    def _median(self) -> float | None:
-        recent = [fact.id for fact in self._stage.consumer.arrivals[-RECENT:]]
-        seen = report.latency(
-            self._shop.committed_at, {id: self._stage.consumer.arrived_at[id] for id in recent}
-        )
-        return None if seen is None else seen.p50
+def _stop(application: Application) -> float:
+    """How many seconds it took."""
+    began = time.monotonic()
+    application.stop(STOP_TIMEOUT)
+    return time.monotonic() - began
 
-    def _hosts(self) -> tuple[Lane, ...]:
-        down = self._strike.down if self._strike is not None else None
-        slots = Counter(slot.owner for slot in self._lanes.slots())
-        hosts = [
-            Lane(owner.lane, owner.pid, count, killed=down is not None and owner.pid == down.pid)
-            for owner, count in slots.items()
-        ]
-        return tuple(sorted(hosts, key=lambda lane: (lane.number, lane.pid)))
+
+def _waiting(stats: Stats) -> int:
+    return stats.pending + stats.delivering

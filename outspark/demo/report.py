@@ -8,15 +8,16 @@ from statistics import quantiles
 from typing import Any
 
 from outspark.contracts.upkeep import Stats
+from outspark.demo.bills import Bills
 from outspark.demo.consumer import Traffic
 from outspark.demo.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The kill of a lane, and how long nobody worked on its slots."""
+    """The kill of a lane, and how long nobody hosted it."""
 
-    lane: int
+    lane: str
     pid: int
     mid_batch: bool
     back_after_seconds: float
@@ -29,6 +30,15 @@ class Latency:
     p50: float
     p99: float
     max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """The second half: what the inbox made of the messages."""
+
+    bills: Bills
+    inbox: Stats
+    incident: Incident | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,8 @@ class Report:
     incident: Incident | None
     wanted_incident: bool
     seconds: float
+    billing: Billing | None = None
+    """None where no feed brings messages from the broker to an inbox."""
 
     @property
     def holds(self) -> bool:
@@ -93,8 +105,9 @@ class Report:
                 "each order's events arrived in order",
                 f"{len(proof.overtaken):,} overtaken in {proof.keys:,} orders",
             ),
-            self._outbox_claim(),
-            *([self._kill_claim()] if self.wanted_incident else []),
+            self._box_claim("outbox", self.outbox),
+            *self._kill_claim("relay", self.incident),
+            *([] if self.billing is None else self._billing_claims(self.billing)),
         ]
 
     def examples(self) -> list[str]:
@@ -129,40 +142,76 @@ class Report:
             "sent_twice": self.sent_twice,
             "dropped_by_broker": self.dropped_by_broker,
             "dropped_by_consumer": self.dropped_by_consumer,
-            "outbox": {
-                "pending": self.outbox.pending,
-                "delivering": self.outbox.delivering,
-                "delivered": self.outbox.delivered,
-                "dead": self.outbox.dead,
-            },
-            "killed": None if self.incident is None else asdict(self.incident),
+            "outbox": _stats(self.outbox),
+            "killed": _incident(self.incident),
+            "billing": None if self.billing is None else _billing(self.billing),
             "latency_ms": None if self.latency is None else asdict(self.latency),
             "seconds": round(self.seconds, 1),
         }
 
-    def _outbox_claim(self) -> Claim:
-        box = self.outbox
+    def _billing_claims(self, billing: Billing) -> list[Claim]:
+        bills = billing.bills
+        return [
+            Claim(
+                bills.all_once and not bills.billed_twice,
+                "every order was billed exactly once",
+                f"{bills.billed_once:,} of {bills.orders:,}; {bills.billed_twice:,} twice",
+            ),
+            Claim(
+                not bills.billed_without_order,
+                "none that was rolled back was billed",
+                f"{bills.billed_without_order:,} bills without an order",
+            ),
+            self._box_claim("inbox", billing.inbox),
+            *self._kill_claim("inbox", billing.incident),
+        ]
+
+    def _box_claim(self, name: str, box: Stats) -> Claim:
+        """The relay is through with every event, or its handler is."""
         settled = box.delivered == self.proof.committed
         left = box.pending + box.delivering
+        verb = "delivered" if name == "outbox" else "completed"
         return Claim(
             settled and not left and not box.dead,
-            "the outbox says the same",
-            f"{box.delivered or 0:,} delivered, {left:,} waiting, {box.dead:,} dead",
+            f"the {name} says the same",
+            f"{box.delivered or 0:,} {verb}, {left:,} waiting, {box.dead:,} dead",
         )
 
-    def _kill_claim(self) -> Claim:
-        if self.incident is None:
-            return Claim(False, "a lane was killed on the way", "no lane was caught, or it did not come back")
-        incident = self.incident
+    def _kill_claim(self, whose: str, incident: Incident | None) -> list[Claim]:
+        if not self.wanted_incident:
+            return []
+        text = f"a lane of the {whose} was killed on the way"
+        if incident is None:
+            return [Claim(False, text, "no lane was caught, or it did not come back")]
         where = "in mid-batch" if incident.mid_batch else "between batches"
-        evidence = f"{where}, back after {incident.back_after_seconds:.1f} s"
-        return Claim(True, "a lane was killed on the way", evidence)
+        return [Claim(True, text, f"{where}, back after {incident.back_after_seconds:.1f} s")]
 
 
 def latency(committed_at: Mapping[str, float], arrived_at: Mapping[str, float]) -> Latency | None:
     """Over the events that are in both; None when there are too few to speak of percentiles."""
     waits = [max(at - committed_at[id], 0) * 1000 for id, at in arrived_at.items() if id in committed_at]
     return _percentiles(waits)
+
+
+def _stats(box: Stats) -> dict[str, int | None]:
+    return {
+        "pending": box.pending,
+        "delivering": box.delivering,
+        "delivered": box.delivered,
+        "dead": box.dead,
+    }
+
+
+def _incident(incident: Incident | None) -> dict[str, Any] | None:
+    return None if incident is None else asdict(incident)
+
+
+def _billing(billing: Billing) -> dict[str, Any]:
+    return {
+        **asdict(billing.bills),
+        "inbox": _stats(billing.inbox),
+        "killed": _incident(billing.incident),
+    }
 
 
 def _percentiles(waits: Sequence[float]) -> Latency | None:

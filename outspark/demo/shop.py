@@ -129,7 +129,11 @@ class Shop:
         if not steps:
             return []
         key = str(number)
-        events = [NewEvent(step, {"order": number, "version": at}, key=key) for at, step in steps]
+        # Where all types share a topic, the topic does not tell them apart, so a header says it too.
+        events = [
+            NewEvent(step, {"order": number, "version": at}, key=key, headers={"event_type": step})
+            for at, step in steps
+        ]
         version, state = steps[-1]
         conn.execute(ADVANCE, {"number": number, "state": state, "version": version})
         versions = [at for at, _ in steps]

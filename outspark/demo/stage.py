@@ -1,4 +1,4 @@
-"""What stands while the demo plays: PostgreSQL, the broker, the relay and the consumer. All of it goes at the end."""
+"""What stands while the demo plays: PostgreSQL, the broker, relay, consumer and inbox. All of it goes at the end."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ import psycopg
 
 from outspark import contracts
 from outspark.contracts.names import TableName, resolve
-from outspark.demo import shop
+from outspark.contracts.omnibox import Omnibox
+from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
+from outspark.demo import billing, shop
+from outspark.demo.application import Application, start_inbox, start_relay
 from outspark.demo.brokers import Broker
 from outspark.demo.consumer import Consumer
 from outspark.demo.lanes import Lanes
-from outspark.demo.relay import Relay
 from outspark.demo.view import Screen
+from outspark.demo.workers import Workers
 from outspark.embedded.postgres import Postgres
 from outspark.maintenance import Maintenance
 
 CONTRACT = contracts.get("openoutbox")
-TABLE = TableName.parse(CONTRACT.default_table)
+OUTBOX = TableName.parse(CONTRACT.default_table)
+INBOX = TableName.parse(billing.INBOX)
+GROUP = "billing"
 HASTE = 3.0
-"""Seconds that the relay has to end in once nobody waits for its events."""
+"""Seconds that an application has to end in once nobody waits for its events."""
 
 
 class Stage:
@@ -37,12 +42,25 @@ class Stage:
         self._began = time.monotonic()
         self.postgres = Postgres()
         self.consumer: Consumer
-        self.relay: Relay
+        self.relay: Application
+        self.inbox: Application | None = None
+        """None where no feed brings messages from the broker."""
+        self._culprit: Application | None = None
 
     @property
     def clock(self) -> float:
         """Seconds since the demo began."""
         return time.monotonic() - self._began
+
+    @property
+    def applications(self) -> list[Application]:
+        return [self.relay] if self.inbox is None else [self.relay, self.inbox]
+
+    def culprit(self) -> Application | None:
+        """The first application that ended by itself: others may do so because of it."""
+        if self._culprit is None:
+            self._culprit = next((one for one in self.applications if one.failed), None)
+        return self._culprit
 
     def milestone(self, text: str, *, bad: bool = False) -> None:
         self._screen.milestone(self.clock, text, bad=bad)
@@ -51,13 +69,12 @@ class Stage:
         with ExitStack() as stack:
             stack.enter_context(self.postgres)
             self._create_tables()
-            self.milestone("PostgreSQL is up, with an orders table and an outbox")
+            self.milestone("PostgreSQL is up: orders and an outbox for the shop" + self._and_inbox())
             stack.enter_context(self.broker.server)
             self.consumer = self.broker.open_consumer()
             stack.callback(self.consumer.close)
             self.milestone(f"{self.broker.name} is up; a consumer reads the {self.broker.place}")
-            self.relay = Relay(database=self.postgres.url(), broker=self.broker.settings)
-            stack.callback(self.relay.close, HASTE)
+            self._start_applications(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -69,12 +86,41 @@ class Stage:
     @contextmanager
     def lanes(self) -> Iterator[Lanes]:
         """A look at the relay's lanes, with a connection for one thread."""
-        with psycopg.connect(self.postgres.url(), autocommit=True, application_name="demo") as conn:
-            table = resolve(conn, TABLE)
+        with self._connect() as conn:
+            table = resolve(conn, OUTBOX)
             yield Lanes(conn, table, Maintenance(conn, CONTRACT.upkeep(table)))
+
+    @contextmanager
+    def workers(self) -> Iterator[Workers]:
+        """A look at the inbox's lanes, with a connection for one thread. Only where there is an inbox."""
+        assert self.inbox is not None
+        with self._connect() as conn:
+            table = resolve(conn, INBOX)
+            maintenance = Maintenance(conn, InboxUpkeep(table, GROUP))
+            yield Workers(conn, table, GROUP, self.inbox.pid, maintenance)
+
+    def _connect(self) -> psycopg.Connection:
+        return psycopg.connect(self.postgres.url(), autocommit=True, application_name="demo")
+
+    def _start_applications(self, stack: ExitStack) -> None:
+        database, feed = self.postgres.url(), self.broker.feed
+        self.relay = start_relay(database=database, broker=self.broker.settings)
+        stack.callback(self.relay.close, HASTE)
+        if feed is not None:
+            self.inbox = start_inbox(
+                database=database, name=GROUP, table=billing.INBOX, app=billing.APP, feed=feed
+            )
+            stack.callback(self.inbox.close, HASTE)
 
     def _create_tables(self) -> None:
         with psycopg.connect(self.postgres.url()) as conn:
             shop.create_tables(conn)
-            for statement in CONTRACT.statements(TABLE):
+            for statement in CONTRACT.statements(OUTBOX):
                 conn.execute(statement.encode())
+            if self.broker.has_feed:
+                billing.create_tables(conn)
+                for statement in Omnibox(inbox=True).statements(INBOX):
+                    conn.execute(statement.encode())
+
+    def _and_inbox(self) -> str:
+        return ", an inbox and bills for billing" if self.broker.has_feed else ""

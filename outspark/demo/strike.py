@@ -1,14 +1,15 @@
-"""The accident of the demo: in the middle of the work one lane's process is killed, and its return is timed."""
+"""An accident of the demo: in the middle of the work one lane's process is killed, and its return is timed."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 
-from outspark.demo.lanes import Kill, Lanes
+from outspark.demo.kill import Kill, Mortal
 from outspark.demo.report import Incident
-from outspark.demo.stage import Stage
 
 _BACK_WITHIN = 30.0
 _POLL = 0.02
@@ -17,14 +18,17 @@ _POLL = 0.02
 class Strike:
     """Works in a thread of its own. `news` are milestones, to be told by the main thread."""
 
-    def __init__(self, stage: Stage, after: float) -> None:
-        self._stage, self._after = stage, after
+    def __init__(
+        self, whose: str, victims: Callable[[], AbstractContextManager[Mortal]], after: float
+    ) -> None:
+        """`whose` lanes they are, as people call it; `after` so many seconds."""
+        self._whose, self._victims, self._after = whose, victims, after
         self._error: Exception | None = None
         self._incident: Incident | None = None
         self.news: SimpleQueue[tuple[str, bool]] = SimpleQueue()
         self.down: Kill | None = None
         """While nobody hosts the killed lane."""
-        self._thread = threading.Thread(target=self._run, name="demo-strike", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"demo-strike-{whose}", daemon=True)
         self._thread.start()
 
     @property
@@ -40,22 +44,26 @@ class Strike:
     def _run(self) -> None:
         time.sleep(self._after)
         try:
-            with self._stage.lanes() as lanes:
-                kill = lanes.kill()
+            with self._victims() as victims:
+                kill = victims.kill()
                 if kill is not None:
-                    self._incident = self._watch(lanes, kill)
+                    self._incident = self._watch(kill)
         except Exception as error:  # noqa: BLE001 - told by `incident`
             self._error = error
 
-    def _watch(self, lanes: Lanes, kill: Kill) -> Incident | None:
+    def _watch(self, kill: Kill) -> Incident | None:
         self.down = kill
         where = "in the middle of a batch" if kill.mid_batch else "between two batches"
-        self.news.put((f"SIGKILL to worker {kill.pid}, which hosted lane {kill.lane}, {where}", True))
-        while (owner := lanes.back(kill)) is None:
+        self.news.put(
+            (f"SIGKILL to worker {kill.pid}, which hosted {kill.lane} of the {self._whose}, {where}", True)
+        )
+        while (pid := kill.back()) is None:
             if time.monotonic() > kill.at + _BACK_WITHIN:
                 return None
             time.sleep(_POLL)
         seconds = time.monotonic() - kill.at
         self.down = None
-        self.news.put((f"lane {kill.lane} works again in worker {owner.pid}, {seconds:.1f} s later", False))
+        self.news.put(
+            (f"{kill.lane} of the {self._whose} works again in worker {pid}, {seconds:.1f} s later", False)
+        )
         return Incident(kill.lane, kill.pid, kill.mid_batch, round(seconds, 2))

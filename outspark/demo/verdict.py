@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
+from textwrap import indent
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outspark.demo.report import Report
+from outspark.demo.bills import COMPARE
+from outspark.demo.report import Billing, Report
 from outspark.demo.stage import Stage
 
 
@@ -19,7 +22,17 @@ def show(report: Report, *, as_json: bool) -> None:
         sys.stdout.flush()
         return
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
-    for part in (Text(), _claims(report), Text(), *_notes(report), Text(), _verdict(report), Text()):
+    billing = [] if report.billing is None else [*_query(report.billing), Text()]
+    for part in (
+        Text(),
+        _claims(report),
+        Text(),
+        *billing,
+        *_notes(report),
+        Text(),
+        _verdict(report),
+        Text(),
+    ):
         console.print(part)
 
 
@@ -29,9 +42,10 @@ def addresses(stage: Stage) -> str:
 
    database  {stage.postgres.url()}
    broker    {stage.broker.url}, {stage.broker.place}
-   relay     {stage.relay.url}/stats
-   settings  {stage.relay.config}, for outspark stats, enqueue, …
-"""
+""" + "".join(
+        f"   {one.what:<8}  {one.url}/stats\n   settings  {one.config}, for outspark stats, dead, …\n"
+        for one in stage.applications
+    )
 
 
 def _claims(report: Report) -> Table:
@@ -40,6 +54,16 @@ def _claims(report: Report) -> Table:
         mark = Text(" ✓", "bold green") if claim.holds else Text(" ✗", "bold red")
         table.add_row(mark, claim.text, Text(claim.evidence, "dim" if claim.holds else "red"))
     return table
+
+
+def _query(billing: Billing) -> list[Text]:
+    """What was asked, as it was asked, and the answer."""
+    answer = "   ".join(f"{name} {number:,}" for name, number in asdict(billing.bills).items())
+    return [
+        Text(" The bills, by one query over the tables of both services:"),
+        Text(indent(COMPARE, "   "), "dim"),
+        Text(f"   {answer}", "bold"),
+    ]
 
 
 def _notes(report: Report) -> list[Text]:

@@ -25,10 +25,19 @@ PLAIN_EVERY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    number: int
-    pid: int
-    slots: int
-    killed: bool
+    text: str
+    """What it is called, what it does, and where."""
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """The inbox at one moment."""
+
+    handled: int = 0
+    waiting: int = 0
+    bills: int = 0
+    lanes: tuple[Lane, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class Glance:
     latency: float | None = None
     """Median of the last arrivals, in milliseconds."""
     lanes: tuple[Lane, ...] = ()
+    billing: Billing | None = None
+    """None where there is no inbox."""
 
 
 class Screen(Protocol):
@@ -86,7 +97,8 @@ class PlainScreen:
         self._say(
             glance.at,
             f"{glance.committed:,} committed, {glance.rolled_back:,} rolled back, {glance.arrived:,} arrived, "
-            f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}, {self._pace.arrived:,.0f} events/s",
+            f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}, {self._pace.arrived:,.0f} events/s"
+            + _billed(glance.billing),
         )
 
     def __enter__(self) -> Self:
@@ -133,7 +145,7 @@ class Pace:
     def __init__(self) -> None:
         self._recent: deque[Glance] = deque()
         self._marks: deque[Glance] = deque(maxlen=HISTORY + 1)
-        self.committed = self.delivered = self.arrived = 0.0
+        self.committed = self.delivered = self.arrived = self.handled = 0.0
 
     def add(self, glance: Glance) -> None:
         while self._recent and glance.at - self._recent[0].at > RATE_OVER:
@@ -146,6 +158,8 @@ class Pace:
         self.committed = (glance.committed - first.committed) / span
         self.delivered = max(glance.delivered - first.delivered, 0) / span
         self.arrived = (glance.arrived - first.arrived) / span
+        if glance.billing is not None and first.billing is not None:
+            self.handled = max(glance.billing.handled - first.billing.handled, 0) / span
 
     def picture(self) -> str:
         """Arrivals over the last seconds as bars, the highest a full block."""
@@ -158,7 +172,11 @@ class Pace:
 def panel(glance: Glance, pace: Pace) -> Panel:
     title = Text.assemble(("outspark demo", "bold"))
     subtitle = Text(f"{_clock(glance.at)}  {glance.phase}", "dim")
-    body = Group(_numbers(glance, pace), Text(), _lanes(glance), _arrivals(pace))
+    ended = bool(glance.arrived)
+    lanes = [_lanes("lanes", glance.lanes, ended)]
+    if glance.billing is not None:
+        lanes.append(_lanes("inbox", glance.billing.lanes, ended))
+    body = Group(_numbers(glance, pace), Text(), *lanes, _arrivals(pace))
     return Panel(
         body, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", padding=(1, 2)
     )
@@ -173,32 +191,39 @@ def _numbers(glance: Glance, pace: Pace) -> Table:
     table.add_column(justify="right", no_wrap=True)
     lag = f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}"
     median = "" if glance.latency is None else f", {glance.latency:,.0f} ms after the commit"
-    rows = (
+    rows = [
         ("shop", glance.committed, "committed", f"{glance.rolled_back:,} rolled back", pace.committed),
         ("relay", glance.delivered, "delivered", lag, pace.delivered),
         ("consumer", glance.arrived, "arrived", f"{glance.twice:,} twice{median}", pace.arrived),
-    )
+    ]
+    if (billing := glance.billing) is not None:
+        more = f"{billing.waiting:,} waiting, {billing.bills:,} orders billed"
+        rows.append(("billing", billing.handled, "handled", more, pace.handled))
     for name, number, verb, more, rate in rows:
         table.add_row(name, Text(f"{number:,}", "bold"), verb, more, Text(f"{rate:,.0f}/s", "green"))
     return table
 
 
-def _lanes(glance: Glance) -> Text:
-    text = Text.assemble(("lanes     ", "bold cyan"))
-    for lane in glance.lanes:
+def _lanes(title: str, lanes: tuple[Lane, ...], ended: bool) -> Text:
+    text = Text.assemble((f"{title:<10}", "bold cyan"))
+    for lane in lanes:
         if lane.killed:
-            text.append(f"✗ {lane.number}: killed", "bold red")
+            text.append(f"✗ {lane.text}", "bold red")
         else:
             text.append("● ", "green")
-            text.append(f"{lane.number}: {lane.slots} slots in worker {lane.pid}")
+            text.append(lane.text)
         text.append("   ")
-    if not glance.lanes:
-        text.append("all ended" if glance.arrived else "none yet", "dim")
+    if not lanes:
+        text.append("all ended" if ended else "none yet", "dim")
     return text
 
 
 def _arrivals(pace: Pace) -> Text:
     return Text.assemble(("arrivals  ", "bold cyan"), (pace.picture(), "green"))
+
+
+def _billed(billing: Billing | None) -> str:
+    return "" if billing is None else f", {billing.handled:,} handled, {billing.bills:,} billed"
 
 
 def _clock(seconds: float) -> str:

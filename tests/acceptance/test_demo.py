@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from outspark.contracts.upkeep import Stats
-from outspark.demo import verdict
+from outspark.demo import billing, bills, shop, verdict
+from outspark.demo.bills import Bills
 from outspark.demo.brokers import NAMES
 from outspark.demo.consumer import Traffic
 from outspark.demo.proof import Fact, Proof, prove
-from outspark.demo.report import Incident, Report, latency
+from outspark.demo.report import Billing, Incident, Report, latency
+from tests.databases import Database
 from tests.waiting import wait_for
 
 COMMITTED = [Fact(f"{key}{number}", key, number) for key in "ab" for number in (1, 2, 3)]
@@ -112,10 +114,12 @@ REPORT = Report(
     traffic=Traffic(published=8, stored=6),
     received=6,
     latency=None,
-    incident=Incident(lane=1, pid=42, mid_batch=True, back_after_seconds=0.5),
+    incident=Incident(lane="lane 1", pid=42, mid_batch=True, back_after_seconds=0.5),
     wanted_incident=True,
     seconds=40,
 )
+ALL_ONCE = Bills(orders=2, billed_once=2, billed_twice=0, not_billed=0, billed_without_order=0)
+BILLED = replace(REPORT, billing=Billing(ALL_ONCE, SETTLED, REPORT.incident))
 
 
 def test_a_report_counts_what_was_sent_twice() -> None:
@@ -175,6 +179,51 @@ def test_a_report_holds_only_if_every_claim_does(wrong: Report) -> None:
 
 def test_a_report_without_a_kill_asks_for_none() -> None:
     assert replace(REPORT, incident=None, wanted_incident=False).holds
+    billing = Billing(ALL_ONCE, SETTLED, None)
+    assert replace(REPORT, incident=None, wanted_incident=False, billing=billing).holds
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Billing(replace(ALL_ONCE, billed_once=1, not_billed=1), SETTLED, REPORT.incident),
+        Billing(replace(ALL_ONCE, billed_once=1, billed_twice=1), SETTLED, REPORT.incident),
+        Billing(replace(ALL_ONCE, billed_without_order=1), SETTLED, REPORT.incident),
+        Billing(Bills(0, 0, 0, 0, 0), SETTLED, REPORT.incident),
+        Billing(ALL_ONCE, replace(SETTLED, delivered=5), REPORT.incident),
+        Billing(ALL_ONCE, replace(SETTLED, pending=1), REPORT.incident),
+        Billing(ALL_ONCE, replace(SETTLED, dead=1), REPORT.incident),
+        Billing(ALL_ONCE, SETTLED, None),
+    ],
+)
+def test_the_second_half_counts_too(wrong: Billing) -> None:
+    assert BILLED.holds
+    assert not replace(BILLED, billing=wrong).holds
+
+
+def test_the_last_words_show_the_query_and_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict.show(BILLED, as_json=False)
+    words = capsys.readouterr().out
+    for line in bills.COMPARE.splitlines():
+        assert line.strip() in words
+    assert "orders 2   billed_once 2   billed_twice 0   not_billed 0   billed_without_order 0" in words
+
+
+def test_the_query_finds_every_kind_of_wrong_bill(database: Database) -> None:
+    conn = database.connect()
+    shop.create_tables(conn)
+    billing.create_tables(conn)
+    conn.execute("INSERT INTO orders (state, version) SELECT 'order.placed', 1 FROM generate_series(1, 4)")
+    bill = "INSERT INTO billing.bills (order_number, message_id) SELECT n, 'm' FROM unnest(%s::int[]) n"
+
+    conn.execute(bill, [[1, 2, 3, 4]])
+    assert bills.compare(conn) == Bills(4, 4, 0, 0, 0)
+    assert bills.compare(conn).all_once
+
+    conn.execute(bill, [[2, 9]])
+    conn.execute("DELETE FROM billing.bills WHERE order_number = 3")
+    assert bills.compare(conn) == Bills(4, 2, 1, 1, 1)
+    assert not bills.compare(conn).all_once
 
 
 def test_latency_is_over_events_known_on_both_sides() -> None:
@@ -234,7 +283,17 @@ def test_the_demo_proves_itself(temporary: Path) -> None:
     assert result["killed"]["back_after_seconds"] > 0
     assert result["dropped_by_broker"] == result["sent_twice"]
     assert result["dropped_by_consumer"] == 0
+    assert_billed(result)
     assert_clean(temporary)
+
+
+def assert_billed(result: dict[str, Any]) -> None:
+    billing = result["billing"]
+    assert billing["orders"] == billing["billed_once"] == result["orders"]
+    assert billing["billed_twice"] == billing["not_billed"] == billing["billed_without_order"] == 0
+    assert billing["inbox"]["delivered"] == result["committed"]
+    assert billing["killed"]["back_after_seconds"] > 0
+    assert billing["killed"]["pid"] != result["killed"]["pid"]
 
 
 def _on(broker: str) -> Any:
@@ -255,6 +314,10 @@ def test_the_story_is_the_same_on_every_broker(temporary: Path, broker: str) -> 
     assert result["killed"]["back_after_seconds"] > 0
     assert result["dropped_by_broker"] == 0
     assert result["dropped_by_consumer"] == result["sent_twice"] >= 0
+    if broker == "kafka":
+        assert_billed(result)
+    else:
+        assert result["billing"] is None
     assert_clean(temporary)
 
 
@@ -274,13 +337,15 @@ def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
 
 
 @pytest.mark.needs("nats", "spark")
-def test_a_relay_that_fails_shows_its_log(temporary: Path) -> None:
+def test_an_application_that_fails_shows_its_log(temporary: Path) -> None:
     demo = start(temporary, JAVA_HOME=str(temporary))
     stdout, _ = demo.communicate(timeout=120)
     assert demo.returncode == 1
     assert stdout == ""
     [log] = left_behind(temporary)
-    assert f"the relay ended by itself; its log is {temporary / log}" in said(temporary)
+    # Both cannot start; whichever is noticed first is told.
+    what = "relay" if "the relay ended" in said(temporary) else "inbox"
+    assert f"the {what} ended by itself; its log is {temporary / log}" in said(temporary)
     assert "has no bin/java" in said(temporary)
 
 

@@ -16,6 +16,8 @@ class Broker(ABC):
     """Where the shop's events go, in the broker's own words."""
     drops_known_ids: ClassVar[bool] = False
     """Does it drop a message whose id it has stored? Else the consumer has to."""
+    has_feed: ClassVar[bool] = False
+    """Can an inbox take messages in from it?"""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -33,6 +35,11 @@ class Broker(ABC):
     @abstractmethod
     def settings(self) -> str:
         """The relay's part of the settings: the destination and its routes, as TOML."""
+
+    @property
+    def feed(self) -> str | None:
+        """The inbox's part of the settings: its feed, as TOML; None where there is no feed for this broker."""
+        return None
 
     @abstractmethod
     def open_consumer(self) -> Consumer:

@@ -1,4 +1,4 @@
-"""The demo on Kafka: one topic with several partitions, read by a consumer group.
+"""The demo on Kafka: one topic with several partitions, read by a consumer group, and by the inbox as another.
 
 Kafka keeps the order within a partition, and the order of a key only within one topic. The shop's events have five
 types, so a route brings them all to the same topic.
@@ -31,11 +31,17 @@ url = "{url}"
 [[routes]]
 topic = "{topic}"
 """
+FEED = """\
+type = "kafka"
+url = "{url}"
+topics = ["{topic}"]
+"""
 
 
 class KafkaBroker(Broker):
     name = "Kafka"
     place = f"topic {TOPIC} ({PARTITIONS} partitions)"
+    has_feed = True
 
     def __init__(self) -> None:
         self._kafka = Kafka()
@@ -51,6 +57,10 @@ class KafkaBroker(Broker):
     @property
     def settings(self) -> str:
         return SETTINGS.format(url=self.url, topic=TOPIC)
+
+    @property
+    def feed(self) -> str:
+        return FEED.format(url=self.url, topic=TOPIC)
 
     def open_consumer(self) -> Consumer:
         return KafkaConsumer(self._kafka.address)

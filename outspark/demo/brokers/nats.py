@@ -1,7 +1,8 @@
 """The demo on NATS: a JetStream stream on the shop's subjects, read with a durable consumer.
 
-Beside it a plain subscription listens to what is published. JetStream drops a message whose id it knows, but a
-plain subscriber sees it, and so the demo can tell what was sent twice although nothing arrived twice.
+The inbox has a durable consumer of its own. Beside them a plain subscription listens to what is published.
+JetStream drops a message whose id it knows, but a plain subscriber sees it, and so the demo can tell what was sent
+twice although nothing arrived twice.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ SETTINGS = """\
 type = "nats"
 url = "{url}"
 """
+FEED = """\
+type = "nats"
+url = "{url}"
+topics = ["{subjects}"]
+"""
 
 
 class NatsBroker(Broker):
     name = "NATS"
     place = f"stream {STREAM} ({SUBJECTS})"
     drops_known_ids = True
+    has_feed = True
 
     def __init__(self) -> None:
         self._nats = Nats()
@@ -53,6 +60,10 @@ class NatsBroker(Broker):
     @property
     def settings(self) -> str:
         return SETTINGS.format(url=self.url)
+
+    @property
+    def feed(self) -> str:
+        return FEED.format(url=self.url, subjects=SUBJECTS)
 
     def open_consumer(self) -> Consumer:
         return NatsConsumer(self.url)

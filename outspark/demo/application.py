@@ -1,4 +1,4 @@
-"""The relay as anybody would run it: `outspark relay` in a process of its own, with a file and a log."""
+"""A relay or an inbox as anybody would run it: `outspark …` in a process of its own, with a file and a log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
@@ -17,48 +18,68 @@ from urllib.request import urlopen
 from outspark.embedded.process import GuardedProcess
 from outspark.embedded.server import HOST, free_port
 
-CONFIG = """\
-[relay]
-id = "demo"
-lanes = {lanes}
-
-[server]
-port = {port}
-
+RELAY = """\
 [sources.shop]
 url = "{database}"
 slots = {slots}
 
 {broker}"""
 
-LANES, SLOTS = 2, 8
+INBOX = """\
+[inboxes.{name}]
+url = "{database}"
+table = "{table}"
+group = "{name}"
+app = "{app}"
+
+[inboxes.{name}.feed]
+{feed}
+[inboxes.{name}.work]
+poll_interval = "50ms"
+unhandled = "skip"
+"""
+
+_FRAME = """\
+[relay]
+id = "{id}"
+lanes = {lanes}
+
+[server]
+port = {port}
+
+"""
+
+ID, LANES, SLOTS = "demo", 2, 8
 _ANSWER_TIMEOUT = 2.0
 _GROUP_TIMEOUT = 2.0
 _POLL = 0.01
 _TAIL = 15
 
 
-class Relay:
+class Application:
     """Runs from construction to `stop`. Its folder holds the settings, the log and all that Spark leaves behind."""
 
-    def __init__(self, *, database: str, broker: str) -> None:
-        """`broker` is the part of the settings that says where events go."""
+    def __init__(self, what: str, command: Sequence[str], settings: str) -> None:
+        """`what` is how people call it; `settings` are those that no other application has."""
+        self.what = what
         self.folder = Path(tempfile.mkdtemp(prefix="outspark-demo-"))
         self.config = self.folder / "outspark.toml"
         self.log = self.folder / "server.log"
         port = free_port()
         self.url = f"http://{HOST}:{port}"
-        self.config.write_text(
-            CONFIG.format(lanes=LANES, slots=SLOTS, port=port, database=database, broker=broker)
-        )
-        command = [*_environment(self.folder), sys.executable, "-m", "outspark", "relay"]
+        self.config.write_text(_FRAME.format(id=ID, lanes=LANES, port=port) + settings)
+        program = [*_environment(self.folder), sys.executable, "-m", "outspark"]
         self._process = GuardedProcess(
-            [*command, "--config", str(self.config)],
+            [*program, *command, "--config", str(self.config)],
             folder=self.folder,
             stop_signal=signal.SIGTERM,
             discard=True,
         )
         self._stopped = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def failed(self) -> bool:
@@ -79,7 +100,7 @@ class Relay:
 
     def save_log(self) -> Path:
         """A copy of the log that outlives the demo."""
-        handle, name = tempfile.mkstemp(prefix="outspark-demo-relay-", suffix=".log")
+        handle, name = tempfile.mkstemp(prefix=f"outspark-demo-{self.what}-", suffix=".log")
         os.close(handle)
         shutil.copy(self.log, name)
         return Path(name)
@@ -100,6 +121,17 @@ class Relay:
     def close(self, timeout: float) -> None:
         self.stop(timeout)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def start_relay(*, database: str, broker: str) -> Application:
+    """`broker` is the part of the settings that says where events go."""
+    return Application("relay", ["relay"], RELAY.format(database=database, slots=SLOTS, broker=broker))
+
+
+def start_inbox(*, database: str, name: str, table: str, app: str, feed: str) -> Application:
+    """`feed` is the part of the settings that says where messages come from."""
+    settings = INBOX.format(database=database, name=name, table=table, app=app, feed=feed)
+    return Application("inbox", ["inbox", "run"], settings)
 
 
 def _environment(folder: Path) -> list[str]:
