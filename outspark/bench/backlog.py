@@ -13,7 +13,9 @@ from psycopg import sql
 from outspark import contracts
 from outspark.bench.plan import Plan
 from outspark.bench.tables import OPENOUTBOX, Table
+from outspark.contracts.contract import Contract
 from outspark.contracts.names import TableName
+from outspark.contracts.omnibox import Omnibox
 from outspark.errors import OutsparkError
 from outspark.relay.connection import PLANNER
 
@@ -147,6 +149,8 @@ class Backlog:
         else:
             self._run(DROP)
             self._rows = 0
+        if self.table.clear:
+            self.conn.execute(self.table.clear.encode())
 
     def _swap(self, statements: str) -> None:
         outbox = self.table.outbox
@@ -168,9 +172,12 @@ class Backlog:
 
 
 def create(conn: Connection, table: Table = OPENOUTBOX) -> None:
-    """The empty outbox that lanes start on."""
-    for statement in contracts.get(table.contract).statements(table.outbox):
+    """The empty outbox or inbox that lanes start on."""
+    contract: Contract = Omnibox(inbox=True) if table.inbox else contracts.get(table.contract)
+    for statement in contract.statements(table.outbox):
         conn.execute(statement.encode())
+    if table.beside:
+        conn.execute(table.beside.encode())
     for index in set(table.indexes) - set(table.shape.indexes):
         conn.execute(table.shape.create_index(table.outbox, index).encode())
 

@@ -150,13 +150,13 @@ class Ceiling:
         plain = sql.SQL(PLAIN_CLAIM).format(table=table.outbox.identifier, slots=sql.Literal(slots))
         rises = own and statements.low_water
         return sql.SQL(PROCEDURE).format(
-            claim=_with_variables(statements.claim) if own else plain,
+            claim=with_variables(statements.claim) if own else plain,
             id=sql.Identifier(table.id),
             low=sql.SQL("min(created_at)" if rises else "'-infinity'::timestamptz"),
-            deliver=_with_variables(statements.deliver),
+            deliver=with_variables(statements.deliver),
         )
 
 
-def _with_variables(statement: str) -> sql.SQL:
+def with_variables(statement: str) -> sql.SQL:
     """`%(slots)s` becomes the variable `_slots`. The text is the contract's own, so it may be taken as SQL."""
     return sql.SQL(_PLACE.sub(r"_\1", statement))

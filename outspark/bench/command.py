@@ -30,6 +30,8 @@ SCENARIOS = {
     "backlog": "the last tenth of a very long backlog beside its first",
     "jeap": "an outbox of jEAP: its ceiling, bare lanes and Spark, and on Kafka beside jEAP's own way to relay",
     "jeap-finished": "an outbox of jEAP with millions of sent messages in it",
+    "inbox-take": "an inbox that takes in from Kafka, half of it copies, beside plain clients",
+    "inbox-work": "an inbox whose handler inserts one row: its ceiling, bare lanes and Spark",
     "idle": "CPU of a relay that has nothing to do",
     "soak": "memory over minutes of steady load",
 }
@@ -104,7 +106,7 @@ def bench(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 when a target was missed.")] = False,
 ) -> int:
-    """Measure the relay beside the most that the database can do, in one run.
+    """Measure relay and inbox beside the most that the database can do, in one run.
 
     Starts a PostgreSQL and each broker of its own on this machine and stops them at the end; their data go to
     the temporary folder, so point TMPDIR to a real disk. A broker that this machine does not have is left out.

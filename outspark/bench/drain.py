@@ -17,6 +17,8 @@ from outspark.bench.backlog import EVENT_TYPE, STUCK_TYPE, Backlog, Between, Dra
 from outspark.bench.brokers import Broker, BrokerName
 from outspark.bench.ceiling import Ceiling
 from outspark.bench.hosts import Hosts
+from outspark.bench.inbox.handling import HandlingCeiling
+from outspark.bench.inbox.hosts import InboxHosts
 from outspark.bench.processes import Meter, Usage
 from outspark.bench.serial import Serial
 from outspark.bench.tables import OPENOUTBOX, Table
@@ -28,7 +30,7 @@ LOOK = 0.1
 SLOWEST = 200.0
 """Events a second below which a drain is taken to be stuck."""
 
-Host = Ceiling | Hosts | Serial
+Host = Ceiling | Hosts | Serial | HandlingCeiling | InboxHosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Case:
     def to(self) -> str:
         if self.host in ("ceiling", "own"):
             return "–"
+        if self.table.inbox:
+            return "handler"
         return self.destination + ", one by one" * self.one_by_one
 
     def __str__(self) -> str:
@@ -141,6 +145,8 @@ class Stand:
 
     def _open_host(self, url: str) -> Host:
         plan, case, broker = self.arena.plan, self.case, self._broker
+        if case.table.inbox:
+            return self._open_inbox_host(url)
         if case.host == "ceiling" or case.host == "own":
             return Ceiling(url, plan, case.table, case.lease, own=case.host == "own")
         if case.host == "serial":
@@ -164,6 +170,12 @@ class Stand:
             one_by_one=case.one_by_one,
             profile=self.profile,
         )
+
+    def _open_inbox_host(self, url: str) -> Host:
+        plan, case = self.arena.plan, self.case
+        if case.host == "bare" or case.host == "spark":
+            return InboxHosts(case.host, url, plan, case.table, "work")
+        return HandlingCeiling(url, plan, case.table)
 
     def _await_drained(self) -> None:
         deadline = time.monotonic() + 60 + self.case.events / SLOWEST

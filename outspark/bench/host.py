@@ -25,7 +25,7 @@ def main() -> None:
     settings = Settings.model_validate(order["settings"])
     logs.configure(settings.log)
     closed = threading.Event()
-    threading.Thread(target=_watch_stdin, args=(closed,), daemon=True).start()
+    threading.Thread(target=watch_stdin, args=(closed,), daemon=True).start()
     if order["host"] == "spark":
         _relay(settings, closed)
     else:
@@ -42,13 +42,13 @@ def main() -> None:
 
 
 def _relay(settings: Settings, closed: threading.Event) -> None:
-    from outspark.spark.app import RelayApp
+    from outspark.spark.relay import RelayApp
 
     with RelayApp(settings):
         closed.wait()
 
 
-def _watch_stdin(closed: threading.Event) -> None:
+def watch_stdin(closed: threading.Event) -> None:
     sys.stdin.read()
     closed.set()
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import psycopg
 from psycopg import sql
 
 from outspark.bench.backlog import Connection
+from outspark.bench.children import Children
 from outspark.bench.plan import Plan
-from outspark.bench.processes import resume, suspend
 from outspark.bench.tables import OPENOUTBOX, Table
 from outspark.contracts.slots import slots_table
 from outspark.errors import OutsparkError
@@ -27,7 +22,7 @@ from outspark.settings import Lease
 
 Host = Literal["bare", "spark"]
 
-START_TIMEOUT, STOP_TIMEOUT = 240.0, 40.0
+START_TIMEOUT = 240.0
 # An idle lane looks again after this: whoever reveals a backlog does not wait for the first look.
 EAGER = "20ms"
 # Spark takes processes that were stopped for minutes for dead ones.
@@ -57,18 +52,20 @@ class Hosts:
     environ: Mapping[str, str] = field(default_factory=dict)
     profile: Path | None = None
     """Where the first bare lane writes its profile; it is slower then."""
-    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
-    _log: IO[str] | None = None
+    _children: Children = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._children = Children(self.environ)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
+        return self._children.pids
 
     def __enter__(self) -> Self:
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="outspark-bench-", suffix=".log")
         instance = secrets.token_hex(4)
         for lane in range(1 if self.host == "spark" else self.plan.lanes):
-            self._start(
+            self._children.start(
+                "outspark.bench.host",
                 {
                     "host": self.host,
                     "lane": lane,
@@ -76,7 +73,7 @@ class Hosts:
                     "one_by_one": self.one_by_one,
                     "profile": str(self.profile) if self.profile and lane == 0 else None,
                     "settings": self._settings(),
-                }
+                },
             )
         try:
             self.await_ready(2 if self.host == "spark" else 1)
@@ -86,30 +83,17 @@ class Hosts:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.resume()
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._log is not None:
-            self._log.close()
+        self._children.close()
 
     def go(self) -> None:
         """Lanes see a backlog by themselves."""
 
     def pause(self) -> None:
         """Stop the processes as they are; lanes keep what they own."""
-        for process in self._processes:
-            suspend(process.pid)
+        self._children.pause()
 
     def resume(self) -> None:
-        for process in self._processes:
-            resume(process.pid)
+        self._children.resume()
 
     def await_ready(self, shifts: int = 1) -> None:
         """Until every slot has an owner, and was taken by so many shifts."""
@@ -121,32 +105,18 @@ class Hosts:
                     return
                 self.check()
                 if time.monotonic() >= deadline:
-                    raise OutsparkError(f"lanes did not come up; their log ends with:\n{self._tail()}")
+                    raise OutsparkError(
+                        f"lanes did not come up; their log ends with:\n{self._children.tail()}"
+                    )
                 time.sleep(0.05)
 
     def check(self) -> None:
-        """OutsparkError with the last lines of the log when a process has ended."""
-        if any(process.poll() is not None for process in self._processes):
-            raise OutsparkError(f"a process of the bench ended too early; its log ends with:\n{self._tail()}")
+        self._children.check()
 
     def handovers(self) -> int:
         """Shifts that followed another one so far, over all lanes."""
         with psycopg.connect(self.url, autocommit=True) as conn:
             return (self._epochs(conn)[2] - self.plan.slots) * self.plan.lanes // self.plan.slots
-
-    def _start(self, order: dict[str, Any]) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "outspark.bench.host"],
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            env={**os.environ, **self.environ},
-            text=True,
-        )
-        self._processes.append(process)
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
 
     def _settings(self) -> dict[str, Any]:
         source = {
@@ -172,11 +142,6 @@ class Hosts:
             "destinations": dict(self.destinations),
             "routes": list(self.routes),
         }
-
-    def _tail(self) -> str:
-        if self._log is None:
-            return "(no log)"
-        return "\n".join(Path(self._log.name).read_text().splitlines()[-20:]) or "(nothing)"
 
     def _epochs(self, conn: Connection) -> tuple[int, int, int]:
         """Zeros while the lanes have not made the table yet."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from outspark.bench.arena import Arena
+from outspark.bench.inbox.measure import measure_inbox_take, measure_inbox_work
 from outspark.bench.jeap import measure_jeap, measure_jeap_finished
 from outspark.bench.outage import measure_outage
 from outspark.bench.plan import Plan
@@ -32,6 +33,8 @@ MEASURES: dict[str, Callable[[Run], None]] = {
     "backlog": measure_backlog,
     "jeap": measure_jeap,
     "jeap-finished": measure_jeap_finished,
+    "inbox-take": measure_inbox_take,
+    "inbox-work": measure_inbox_work,
     "idle": measure_idle,
     "soak": measure_soak,
 }

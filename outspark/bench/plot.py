@@ -16,6 +16,7 @@ Panel = Callable[[Axes, Results], None]
 
 BROKERS = ("nats", "kafka", "rabbitmq", "redis")
 JEAP = ("jeap", "jeap-finished")
+INBOX = ("inbox-take", "inbox-work")
 COLOURS = {"ceiling": "#8a8f98", "own": "#b9bdc4", "serial": "#b9bdc4", "bare": "#4c9be8", "spark": "#e8743b"}
 
 
@@ -28,6 +29,8 @@ def write_plot(results: Results, path: Path) -> None:
         panels.append(_brokers)
     if any(row.rate for row in results.rows if row.scenario in JEAP):
         panels.append(_jeap)
+    if any(row.rate for row in results.rows if row.scenario in INBOX):
+        panels.append(_inbox)
     curves: dict[str, Panel] = {"trickle": _latencies, "backlog": _backlog, "soak": _memory}
     for prefix, panel in curves.items():
         if any(name.startswith(prefix) for name in results.curves):
@@ -66,6 +69,12 @@ def _jeap(axes: Axes, results: Results) -> None:
     notes = [row.note if row.scenario == "jeap-finished" else "" for row in rows]
     _bars(axes, rows, ["\n".join(filter(None, lines)) for lines in zip(labels, notes, strict=True)])
     axes.set_title("An outbox of jEAP, events/s")
+
+
+def _inbox(axes: Axes, results: Results) -> None:
+    rows = [row for row in results.rows if row.scenario in INBOX and row.rate]
+    _bars(axes, rows, [f"{row.scenario.removeprefix('inbox-')} {row.host}" for row in rows])
+    axes.set_title("An inbox: messages taken in, events handled, each a second")
 
 
 def _bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str]) -> None:

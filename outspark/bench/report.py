@@ -48,9 +48,9 @@ All rows come from one run, on an embedded PostgreSQL with its own defaults. Who
 and stays up for all rounds; while others are measured its processes are stopped. For each drain a backlog is loaded
 into a fresh table, followed by a checkpoint, while the lanes wait on an empty outbox and own their slots. Then the
 loaded table takes the place of the empty one, in one transaction; the time runs from there to the last `delivered_at`
-(`sent_scheduled` with jEAP), both by the database's clock. At the end every event must be delivered at its first
-attempt, or the run fails. Drains that are compared take turns, the first of each does not count, and a ratio is that
-of the medians.
+(`sent_scheduled` with jEAP, `completed_at` in an inbox), both by the database's clock. At the end every event must be
+delivered at its first attempt, or the run fails. Drains that are compared take turns, the first of each does not count,
+and a ratio is that of the medians.
 
 - **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
   planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning), a yardstick that
@@ -74,6 +74,14 @@ of the medians.
   them. Of a jEAP outbox with our optional index; and, once, without it and with {single_events:,} events.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
+- **inbox-take**: a topic with 4 partitions, in which each message stands twice, the copy some batches after the first.
+  It is written in a transaction, which shows all of it in one instant; the time runs from there until the offsets of
+  the group stand at the end, and then the inbox must hold each message once. The ceiling is the same INSERT, in batches
+  as large, by one plain process per lane, with the parameters for its share of the messages ready in memory.
+- **inbox-work**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
+  20 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
+  worker's claim, one INSERT for each event, and its completion, in transactions as large. In the end every event is
+  completed at its first attempt, and its effect is there once.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
   {trickle_rate:g} events a second that come at random; both times from the machine's monotonic clock.
 - **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol, TypeVar
 
 from rich.progress import Progress, TaskID
 
@@ -14,6 +15,14 @@ from outspark.bench.drain import Case, Sample, Stand
 from outspark.bench.plan import Plan
 from outspark.bench.results import Results, Row, Target
 from outspark.settings import ContractName
+
+C = TypeVar("C", bound=Hashable)
+
+
+class Drains(Protocol):
+    """A stand: it can be drained again and again."""
+
+    def drain(self) -> Sample: ...
 
 
 @dataclass(slots=True)
@@ -41,17 +50,25 @@ class Run:
     def rounds(
         self, scenario: str, cases: Sequence[Case], rounds: int | None = None
     ) -> dict[Case, list[Sample]]:
+        return self.take_turns(scenario, {case: Stand(self.arena, case) for case in cases}, rounds)
+
+    def take_turns(
+        self,
+        scenario: str,
+        stands: Mapping[C, AbstractContextManager[Drains]],
+        rounds: int | None = None,
+    ) -> dict[C, list[Sample]]:
         """Drain every case once a round, taking turns: what the machine does meanwhile hits all alike.
 
         Before the first round each has a drain that does not count: a JVM that has just started is busy with itself.
         """
         rounds = rounds or self.plan.rounds
-        self.begin(scenario, (1 + rounds) * len(cases))
-        samples: dict[Case, list[Sample]] = {case: [] for case in cases}
+        self.begin(scenario, (1 + rounds) * len(stands))
+        samples: dict[C, list[Sample]] = {case: [] for case in stands}
         with ExitStack() as stack:
-            stands = {case: stack.enter_context(Stand(self.arena, case)) for case in cases}
+            up = {case: stack.enter_context(stand) for case, stand in stands.items()}
             for number in range(1 + rounds):
-                for case, stand in stands.items():
+                for case, stand in up.items():
                     sample = stand.drain()
                     if number:
                         samples[case].append(sample)
@@ -64,7 +81,9 @@ class Run:
 
     def add_drains(self, scenario: str, samples: dict[Case, list[Sample]]) -> None:
         for case, drains in samples.items():
-            self.add(_row(scenario, case, drains, self.ceilings.get(case.table.contract)))
+            ceiling = self.ceilings.get(case.table.contract)
+            note = _note(case, drains[-1])
+            self.add(row(scenario, case.host, case.lease, case.to, drains, ceiling, note))
 
     def leave_out(self, scenario: str, reason: str) -> None:
         """One line instead of a measurement that this machine cannot make."""
@@ -82,23 +101,31 @@ class Run:
         )
 
 
-def compare(samples: dict[Case, list[Sample]], one: Case, other: Case) -> float:
+def compare(samples: Mapping[C, list[Sample]], one: C, other: C) -> float:
     """How the median rate of one stands to that of the other."""
-    return _median_rate(samples[one]) / _median_rate(samples[other])
+    return median_rate(samples[one]) / median_rate(samples[other])
 
 
-def _median_rate(drains: Sequence[Sample]) -> float:
+def median_rate(drains: Sequence[Sample]) -> float:
     return median(sample.drained.rate for sample in drains)
 
 
-def _row(scenario: str, case: Case, drains: Sequence[Sample], ceiling: float | None) -> Row:
-    rate = _median_rate(drains)
+def row(
+    scenario: str,
+    host: str,
+    lease: str,
+    destination: str,
+    drains: Sequence[Sample],
+    ceiling: float | None,
+    note: str,
+) -> Row:
+    rate = median_rate(drains)
     return Row(
         scenario=scenario,
-        host=case.host,
-        lease=case.lease,
-        destination=case.to,
-        events=case.events,
+        host=host,
+        lease=lease,
+        destination=destination,
+        events=drains[-1].drained.events,
         rates=[sample.drained.rate for sample in drains],
         rate=rate,
         ratio=rate / ceiling if ceiling else None,
@@ -107,7 +134,7 @@ def _row(scenario: str, case: Case, drains: Sequence[Sample], ceiling: float | N
         cpu_broker=_median(sample.cpu_per_1000("broker") for sample in drains),
         memory=max(sample.usage["ours"].peak for sample in drains) or None,
         handovers=sum(sample.handovers for sample in drains),
-        note=_note(case, drains[-1]),
+        note=note,
     )
 
 
@@ -117,7 +144,7 @@ def _note(case: Case, sample: Sample) -> str:
     if case.between != "nothing":
         other = "for a destination that is down" if case.between == "stuck" else "that are delivered"
         return f"between {case.events:,} events {other}"
-    return sample.cores_used() if case.destination != "null" else ""
+    return sample.cores_used() if case.destination != "null" or case.table.inbox else ""
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -17,6 +17,9 @@ from outspark.bench.arena import Arena
 from outspark.bench.backlog import EVENT_TYPE, POINTS, Backlog, Between, Drained, append
 from outspark.bench.drain import Case, Sample, Stand, drain
 from outspark.bench.hosts import Hosts
+from outspark.bench.inbox.measure import measure_inbox_take
+from outspark.bench.inbox.messages import Load
+from outspark.bench.inbox.taking import TakeCase, TakeStand
 from outspark.bench.plan import Plan
 from outspark.bench.plot import write_plot
 from outspark.bench.profiling import shares
@@ -25,7 +28,7 @@ from outspark.bench.report import print_report, write_docs
 from outspark.bench.results import Results, Row, Target
 from outspark.bench.run import Run
 from outspark.bench.serial import Serial
-from outspark.bench.tables import JEAP, JEAP_AS_IT_IS, OPENOUTBOX, Table
+from outspark.bench.tables import INBOX, JEAP, JEAP_AS_IT_IS, OPENOUTBOX, Table
 from outspark.bench.trickle import install_doorbell
 from outspark.errors import OutsparkError
 from tests.waiting import wait_for
@@ -55,6 +58,8 @@ def arena() -> Iterator[Arena]:
         pytest.param(
             Case("serial", "slot", 500, "redis", table=JEAP_AS_IT_IS), marks=pytest.mark.needs("redis")
         ),
+        Case("ceiling", "row", EVENTS, table=INBOX),
+        Case("bare", "row", EVENTS, table=INBOX),
     ],
     ids=str,
 )
@@ -119,6 +124,79 @@ def test_a_message_left_behind_fails_the_drain_of_a_jeap_outbox(arena: Arena) ->
             backlog.drained()
 
 
+def test_an_event_without_its_one_effect_fails_the_drain_of_an_inbox(arena: Arena) -> None:
+    with _loaded(arena, EVENTS, table=INBOX, finished=100) as backlog:
+        conn = backlog.conn
+        backlog.reveal()
+        assert not backlog.is_drained()
+        conn.execute(
+            "UPDATE inbox_events SET status = 'completed', completed_at = clock_timestamp() "
+            "WHERE status = 'pending'"
+        )
+        assert backlog.is_drained()
+        with pytest.raises(OutsparkError, match=str(EVENTS)):
+            backlog.drained()
+        effect = (
+            "INSERT INTO bench_effects (message_id, number) SELECT message_id, 1 FROM inbox_events "
+            "WHERE completed_at >= now() - interval '1 minute' AND (%s::text IS NULL OR message_id = %s::text)"
+        )
+        conn.execute(effect, [None, None])
+        assert len(backlog.drained().curve) == POINTS
+        conn.execute(effect, ["message-107", "message-107"])
+        with pytest.raises(OutsparkError, match=str(EVENTS)):
+            backlog.drained()
+
+
+def test_of_the_messages_to_take_in_every_second_is_a_copy() -> None:
+    load = Load(messages=1000, payload=500, keys=50, batch=10, since=1_800_000_000_000)
+    ids = [dict(message.headers)["X-Event-ID"] for message in load]
+    assert len(ids) == 1000
+    assert len(set(ids)) == load.different == 500
+    assert all(ids.count(id) == 2 for id in set(ids))
+    assert ids.index(ids[0], 1) >= load.batch
+    assert {len(message.body or b"") for message in load} == {500}
+    shares = [list(load.share(client, 2)) for client in range(2)]
+    assert sum(map(len, shares)) == 1000
+    assert not {message.key for message in shares[0]} & {message.key for message in shares[1]}
+
+
+def test_plain_clients_take_the_same_in_again_and_again(arena: Arena) -> None:
+    with TakeStand(arena, TakeCase("ceiling", EVENTS)) as stand:
+        for _ in range(2):
+            sample = stand.drain()
+            assert sample.drained.events == EVENTS
+            assert sample.drained.rate > 0
+            assert sample.usage["ours"].peak > 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "DELETE FROM inbox_events WHERE message_id = (SELECT min(message_id) FROM inbox_events)",
+        "UPDATE inbox_events SET attempts_made = 1 WHERE message_id = (SELECT min(message_id) FROM inbox_events)",
+    ],
+    ids=["lost", "touched"],
+)
+def test_a_message_that_was_not_taken_in_as_it_should_be_is_noticed(arena: Arena, fault: str) -> None:
+    load = Load(EVENTS, PLAN.payload, PLAN.keys, PLAN.batch, since=1_800_000_000_000)
+    with TakeStand(arena, TakeCase("ceiling", EVENTS)) as stand:
+        stand.drain()
+        stand.verify(load)
+        stand.conn.execute(fault.encode())
+        with pytest.raises(OutsparkError, match=str(load.different)):
+            stand.verify(load)
+
+
+@pytest.mark.needs("kafka")
+def test_lanes_take_in_from_kafka_again_and_again(arena: Arena) -> None:
+    with TakeStand(arena, TakeCase("bare", EVENTS)) as stand:
+        for _ in range(2):
+            sample = stand.drain()
+            assert sample.drained.events == EVENTS
+            assert sample.usage["broker"].peak > 0
+            assert "Kafka" in sample.cores_used()
+
+
 def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena) -> None:
     with _loaded(arena, EVENTS, between="stuck") as backlog:
         conn = backlog.conn
@@ -164,7 +242,8 @@ def test_a_broker_that_the_machine_lacks_is_left_out(
     monkeypatch.setenv("PATH", str(tmp_path))
     run = Run(arena, _results(), Progress(disable=True))
     measure_broker(run, "kafka")
-    assert run.results.left_out["kafka"]
+    measure_inbox_take(run)
+    assert run.results.left_out["kafka"] == run.results.left_out["inbox-take"]
     assert "\n" not in run.results.left_out["kafka"]
     assert not run.results.rows
     assert not run.results.targets
@@ -260,6 +339,32 @@ def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) 
     assert [target.wanted for target in results.targets] == [0.8, 20]
 
 
+@pytest.mark.faults
+@pytest.mark.long
+@pytest.mark.needs("kafka", "spark")
+def test_an_inbox_takes_in_beside_plain_clients(tmp_path: Path) -> None:
+    results = _measure(tmp_path, "inbox-take")
+    assert [(row.host, row.destination) for row in results.rows] == [
+        ("ceiling", "memory"),
+        ("bare", "from kafka"),
+        ("spark", "from kafka"),
+    ]
+    assert results.rows[0].ratio == 1.0
+    assert [target.wanted for target in results.targets] == [0.7]
+
+
+@pytest.mark.needs("spark")
+def test_an_inbox_handles_beside_its_ceiling(tmp_path: Path) -> None:
+    results = _measure(tmp_path, "inbox-work")
+    assert [(row.host, row.destination) for row in results.rows] == [
+        ("ceiling", "–"),
+        ("bare", "handler"),
+        ("spark", "handler"),
+    ]
+    assert results.rows[0].ratio == 1.0
+    assert [target.wanted in (5000, 0.5) for target in results.targets] == [True]
+
+
 def test_a_run_in_parts_makes_one_page(tmp_path: Path) -> None:
     parts = []
     for number, name in enumerate(("drain", "share")):
@@ -288,6 +393,8 @@ def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
     results.rows.append(Row("kafka", "bare", "row", "kafka, one by one", rate=0.1))
     results.rows.append(Row("jeap", "serial", "slot", "kafka", rate=0.1, note="cores used: …"))
     results.rows.append(Row("jeap-finished", "spark", "slot", "null", rate=1.5, note="5 finished rows"))
+    results.rows.append(Row("inbox-take", "ceiling", "–", "memory", rate=1.5))
+    results.rows.append(Row("inbox-work", "spark", "row", "handler", rate=0.5))
     times = [0.1 * hundredth for hundredth in range(1, 101)]
     results.curves = {"trickle polling": [-0.1, 5.0, 20.0], "backlog row": times, "soak": [[0, 10], [60, 11]]}
     write_plot(results, tmp_path / "all.png")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from outspark.bench.tables.inbox import INBOX
 from outspark.bench.tables.jeap import JEAP, JEAP_AS_IT_IS
 from outspark.bench.tables.openoutbox import OPENOUTBOX
 from outspark.bench.tables.table import Table
 
-__all__ = ["JEAP", "JEAP_AS_IT_IS", "OPENOUTBOX", "Table"]
+__all__ = ["INBOX", "JEAP", "JEAP_AS_IT_IS", "OPENOUTBOX", "Table"]

@@ -27,5 +27,11 @@ class Table:
     """The newest event that is not delivered: the one a drain comes to last, so finding it reads one page."""
     count: str
     """Answers how many events were delivered since the reveal, and how many are not as they should be."""
+    inbox: bool = False
+    """Handled by lanes of an inbox, and not relayed."""
+    beside: str = ""
+    """Makes what else lanes write to."""
+    clear: str = ""
+    """Empties that, after each drain."""
     note: str = ""
     """What is special about it, for the report."""

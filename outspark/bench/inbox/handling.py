@@ -1,0 +1,134 @@
+"""The ceiling of handling: claim, the handler's one INSERT, and complete, as a loop in SQL inside the server.
+
+The statements are those of a worker, in transactions as large as its own, one client per lane. What they lack is what
+a worker must add: rows that travel to a client, Python, a savepoint for each handler, and care about who else writes.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from outspark.bench.backlog import Connection
+from outspark.bench.ceiling import with_variables
+from outspark.bench.inbox.hosts import GROUP
+from outspark.bench.plan import Plan
+from outspark.bench.tables import Table
+from outspark.contracts.omnibox.inbox import WORKER_PREFIX, work_statements
+from outspark.relay.connection import connect
+from outspark.settings.inbox import HandlingSettings
+
+PROCEDURE = """
+-- Claim, write and complete until nothing is left; `_` names are the parameters of a worker's statements
+CREATE PROCEDURE outspark_handling(_group text, _limit int, _size int) LANGUAGE plpgsql AS $loop$
+DECLARE
+  _slots int[] := '{{}}';
+  _blocked text[] := '{{}}';
+  _claims int := 0;
+  _token text;
+  _claimed text[];
+  _times timestamptz[];
+  _messages text[];
+  _payloads text[];
+  _ids text[];
+  _created_ats timestamptz[];
+  _notes text[];
+  _last int;
+  _changed bigint;
+BEGIN
+  LOOP
+    _claims := _claims + 1;
+    _token := format('%s%s/ceiling/%s', {prefix}, pg_backend_pid(), _claims);
+    WITH claimed AS MATERIALIZED ({claim})
+    SELECT array_agg(c.id), array_agg(c.created_at), array_agg(c.message_id), array_agg(c.payload)
+    INTO _claimed, _times, _messages, _payloads FROM claimed c;
+    COMMIT;
+    EXIT WHEN _claimed IS NULL;
+    FOR _first IN 1 .. cardinality(_claimed) BY _size LOOP
+      _last := least(_first + _size - 1, cardinality(_claimed));
+      FOR _number IN _first .. _last LOOP
+        INSERT INTO bench_effects (message_id, number)
+        VALUES (_messages[_number], (_payloads[_number]::jsonb ->> 'number')::bigint);
+      END LOOP;
+      _ids := _claimed[_first : _last];
+      _created_ats := _times[_first : _last];
+      _notes := array_fill(NULL::text, ARRAY[cardinality(_ids)]);
+      WITH done AS ({complete}) SELECT count(*) INTO _changed FROM done;
+      COMMIT;
+      IF _changed <> cardinality(_ids) THEN
+        RAISE EXCEPTION 'completed % of % events', _changed, cardinality(_ids);
+      END IF;
+    END LOOP;
+  END LOOP;
+END
+$loop$"""
+
+CALL = "CALL outspark_handling(%s, %s, %s)"
+
+
+@dataclass(slots=True)
+class HandlingCeiling:
+    """As many clients as lanes, each with a share of what it finds. They begin at `go`."""
+
+    url: str
+    plan: Plan
+    table: Table
+    pids: tuple[int, ...] = ()
+    _clients: list[Connection] = field(default_factory=list)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _errors: list[Exception] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            conn.execute(self._procedure())
+        for number in range(self.plan.lanes):
+            self._clients.append(connect(self.url, f"ceiling {number}"))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for thread in self._threads:
+            thread.join(10)
+        for conn in self._clients:
+            conn.close()
+
+    def go(self) -> None:
+        self._threads.clear()
+        for conn in self._clients:
+            thread = threading.Thread(target=self._drain, args=(conn,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def pause(self) -> None:
+        """It is at rest by itself."""
+
+    def resume(self) -> None:
+        """It begins at `go`."""
+
+    def await_ready(self) -> None:
+        """It always is."""
+
+    def handovers(self) -> int:
+        return 0
+
+    def check(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    def _drain(self, conn: Connection) -> None:
+        worker = HandlingSettings()
+        try:
+            conn.execute(CALL, [GROUP, worker.batch_size, worker.transaction_size])
+        except psycopg.Error as error:
+            self._errors.append(error)
+
+    def _procedure(self) -> sql.Composed:
+        statements = work_statements(self.table.outbox, partitioned=False)
+        return sql.SQL(PROCEDURE).format(
+            prefix=sql.Literal(WORKER_PREFIX),
+            claim=with_variables(statements.claim),
+            complete=with_variables(statements.complete),
+        )
