@@ -2,6 +2,7 @@
 
 PYTHON ?=
 BROKER ?= nats
+WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
@@ -18,12 +19,13 @@ USABLE := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
 .PHONY: help venv servers demo test check bench faults docs clean
 
 help: ## Say what there is
-	@echo 'Outspark: a transactional outbox for PostgreSQL, relayed on Spark. Start with: make demo'
+	@echo 'Outspark: a transactional outbox and inbox for PostgreSQL, hosted on Spark. Start with: make demo'
 	@echo
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 	@echo
 	@echo '  BROKER=nats        the broker of the demo: nats, kafka, rabbitmq or redis'
 	@echo '  ARGS="--keep"      further flags for demo, bench, and pytest in test and faults'
+	@echo '  WORKERS=2          processes that the suite runs in; each has servers of its own; 0 for one without xdist'
 	@echo '  PYTHON=python3.12  the Python to build .venv with (3.11 or later; found by itself otherwise)'
 
 venv: $(STAMP) ## Create .venv with everything pinned (other targets do it by themselves)
@@ -45,12 +47,12 @@ $(STAMP): pyproject.toml constraints.txt
 servers: ## Install the Debian servers that tests use, where that is possible (test and faults do it)
 	@sh scripts/servers $(SERVERS)
 
-demo: $(STAMP) ## See events go from PostgreSQL to a broker, with a lane killed on the way
+demo: $(STAMP) ## See events go to a broker and into an inbox, with lanes killed on the way
 	@sh scripts/servers $(SERVERS_$(BROKER))
 	$(BIN)/outspark demo --broker $(BROKER) $(ARGS)
 
 test: check servers ## Run every check and the whole suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## Lint, format, types and layers; seconds, no servers
 	$(BIN)/ruff check .

@@ -20,6 +20,8 @@ from outspark import allowed, durations, environment, settings
 from outspark.cli.app import app
 from outspark.layers import text
 from outspark.metrics import METRICS, Metric
+from outspark.settings import inbox
+from outspark.settings.model import RetrySettings
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 _GENERATED = "<!-- Written by `python -m outspark.reference`; change the code, not this page. -->"
@@ -28,11 +30,17 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "server": settings.ServerSettings,
     "log": settings.LogSettings,
     "sources.NAME": settings.SourceSettings,
-    "sources.NAME.retry": settings.RetrySettings,
+    "sources.NAME.retry": RetrySettings,
     "sources.NAME.jeap": settings.JeapSettings,
     "destinations.NAME": settings.DestinationSettings,
     "destinations.NAME.claim_check": settings.ClaimCheckSettings,
     "[routes]": settings.RouteSettings,
+    "inboxes.NAME": inbox.InboxSettings,
+    "inboxes.NAME.feed": inbox.FeedSettings,
+    "inboxes.NAME.work": inbox.HandlingSettings,
+    "inboxes.NAME.work.retry": RetrySettings,
+    "inboxes.NAME.dead_letter": inbox.DeadLetterSettings,
+    "inboxes.NAME.partitions": inbox.PartitionSettings,
 }
 
 
@@ -48,7 +56,8 @@ def settings_page() -> str:
         "How files, the environment and flags come together is in [configuration](../configuration.md).",
     ]
     for name, model in _SECTIONS.items():
-        rows = [_setting(key, field) for key, field in model.model_fields.items() if key != "retry"]
+        fields = model.model_fields.items()
+        rows = [_setting(key, field) for key, field in fields if f"{name}.{key}" not in _SECTIONS]
         heading = f"## `[{name}]`" + (f"\n\n{model.__doc__.strip()}" if model.__doc__ else "")
         parts.append(f"{heading}\n\n{_table(['key', 'allowed', 'default', 'meaning'], rows)}")
     parts.append("## Environment of an Open Outbox Relay\n\n" + _table(["variable", "sets"], _variables()))
@@ -121,6 +130,8 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{one}`" for one in value)
     return f"`{durations.text(value)}`" if isinstance(value, timedelta) else f"`{value}`"
 
 

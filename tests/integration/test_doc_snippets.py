@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outspark.contracts.openoutbox.table import ddl
+from outspark.inbox.feeds import open_feed
 from outspark.loading import load
 from outspark.outbox import NewEvent, Outbox
 from outspark.publishers import open_publisher
@@ -50,6 +51,9 @@ def test_a_configuration_is_read_as_shown(page: Path, snippet: str, tmp_path: Pa
 
     for name, destination in settings.destinations.items():
         open_publisher(name, destination).close()
+    for inbox in settings.inboxes.values():
+        if inbox.feed is not None:
+            open_feed(inbox.feed, inbox.group, "member").close()
     if settings.destinations:
         for source in [*settings.sources, "another"]:
             Router(settings.routes, settings.destinations, source)
