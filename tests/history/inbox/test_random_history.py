@@ -5,6 +5,7 @@ handlers of every bad kind. `OUTSPARK_SEED` plays one again; `make faults` plays
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def test_at_length_on_kafka(
     strategy: Strategy, round: int, seed: int, kafka_broker: Broker, database: Database, tmp_path: Path
 ) -> None:
     options = {"ordering": "key", "partitioned": round % 2 == 0}
-    more = {"messages": 400, "special": DEADLY * 2, "mishaps": MISHAPS_WITH_CUT * 3}
-    history = _play(seed, kafka_broker, database, tmp_path, strategy, 2, (), options, **more)
+    mishaps, more = MISHAPS_WITH_CUT * 3, {"messages": 400, "special": DEADLY * 2}
+    history = _play(seed, kafka_broker, database, tmp_path, strategy, 2, mishaps, options, **more)
 
     assert check(history) == []
 
@@ -86,7 +87,7 @@ def _play(
     folder: Path,
     strategy: Strategy,
     takers: int,
-    mishaps: Any,
+    mishaps: Sequence[str],
     options: dict[str, Any],
     **more: Any,
 ) -> History:
@@ -94,5 +95,5 @@ def _play(
     with open_stage(
         database, folder, broker, strategy, takers=takers, shift="3s", **options, **conduct
     ) as stage:
-        RandomPlay(stage, random.Random(seed), **{"mishaps": mishaps, **more}).play()
+        RandomPlay(stage, random.Random(seed), mishaps=mishaps, **more).play()
         return stage.history()
