@@ -107,23 +107,28 @@ class Workers:
         return catch(self._try_kill)
 
     def _try_kill(self, idle_too: bool) -> Kill | None:
-        victim = next((host for host in self.hosts() if host.instance is not None), None)
+        hosts = self.hosts()
+        victim = next((host for host in hosts if host.instance is not None), None)
         if victim is None or victim.instance is None:
             return None
+        known = frozenset(host.instance for host in hosts)
         with contextlib.suppress(ProcessLookupError), stopped(victim.pid):
             mid_batch = self._holds_claims(victim.instance)
             if mid_batch or idle_too:
                 os.kill(victim.pid, signal.SIGKILL)
-                back = partial(self._back, victim)
+                back = partial(self._back, victim, known)
                 return Kill(f"lane {victim.lane}", victim.pid, mid_batch, time.monotonic(), back)
         return None
 
-    def _back(self, victim: Worker) -> int | None:
-        """Another process hosts the lane, and what the dead one had claimed was given back."""
+    def _back(self, victim: Worker, known: frozenset[str | None]) -> int | None:
+        """Somebody new hosts the lane, and what the dead one had claimed was given back.
+
+        Not the shift before the dead one, which may not have gone yet.
+        """
         hosts = (
             host.pid
             for host in self.hosts()
-            if host.lane == victim.lane and host.pid != victim.pid and host.instance is not None
+            if host.lane == victim.lane and host.instance is not None and host.instance not in known
         )
         pid = next(hosts, None)
         return None if pid is None or self._held(victim.instance or "") else pid

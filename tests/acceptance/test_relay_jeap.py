@@ -155,6 +155,6 @@ def _assert_metrics(relay: RelayProcess) -> None:
     assert relay.metric("outbox_messages_failed_count", resend_status="resend_disabled") == 0
     wait_for(
         lambda: relay.metric("outbox_messages_transmit_seconds_count", delivery_type="scheduled") >= 50,
-        timeout=30,
+        timeout=90,
         what="the count of a shift",
     )

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def alive(pid: int) -> bool:
     # A process whose parent died may stay behind as a zombie where PID 1 does not reap.
     status = Path(f"/proc/{pid}/status")
     return not (status.exists() and "State:\tZ" in status.read_text())
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Not below pytest's own, which are closed to other accounts."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 class TestPostgres:
@@ -98,18 +107,16 @@ class TestPostgres:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another account")
     def test_root_runs_it_as_somebody_else_and_may_hide_the_wheel(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, open_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         package, install = pginstall._installed()
-        hidden = tmp_path / "closed"
+        hidden = open_folder / "closed"
         hidden.mkdir(mode=0o700)
         (hidden / package.name).symlink_to(package)
         (hidden / f"{package.name}.libs").symlink_to(package.with_name(f"{package.name}.libs"))
-        copies = tmp_path / "copies"
+        copies = open_folder / "copies"
         monkeypatch.setattr(pginstall, "_installed", lambda: (hidden / package.name, install))
         monkeypatch.setattr(pginstall, "_COPIES", copies)
-        for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-            parent.chmod(0o755)  # pytest's own folders, so that the copy is reachable
         with Postgres() as server:
             assert Path(f"/proc/{server.pid}/exe").resolve().is_relative_to(copies)
             assert Path(f"/proc/{server.pid}").stat().st_uid != 0
