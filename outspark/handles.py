@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import psycopg
     import sqlalchemy
     from sqlalchemy import orm
     from sqlalchemy.ext import asyncio as aio
+
+    Handle = (
+        psycopg.Connection[Any]
+        | psycopg.Cursor[Any]
+        | sqlalchemy.Connection
+        | orm.Session
+        | orm.scoped_session[Any]
+    )
+    AsyncHandle = (
+        psycopg.AsyncConnection[Any]
+        | psycopg.AsyncCursor[Any]
+        | aio.AsyncConnection
+        | aio.AsyncSession
+        | aio.async_scoped_session[Any]
+    )
 
 
 def as_session(handle: object) -> orm.Session | None:

@@ -19,23 +19,8 @@ from outspark.new_event import CheckedEvent, Limits, NewEvent, check
 
 if TYPE_CHECKING:
     import sqlalchemy
-    from sqlalchemy import orm
-    from sqlalchemy.ext import asyncio as aio
 
-    Handle = (
-        psycopg.Connection[Any]
-        | psycopg.Cursor[Any]
-        | sqlalchemy.Connection
-        | orm.Session
-        | orm.scoped_session[Any]
-    )
-    AsyncHandle = (
-        psycopg.AsyncConnection[Any]
-        | psycopg.AsyncCursor[Any]
-        | aio.AsyncConnection
-        | aio.AsyncSession
-        | aio.async_scoped_session[Any]
-    )
+    from outspark.handles import AsyncHandle, Handle
 
 __all__ = ["Limits", "NewEvent", "Outbox", "Statement"]
 

@@ -19,7 +19,7 @@ from outspark.omnibox.event import NewOutboxEvent, to_row
 from outspark.omnibox.running import Step, Steps, run, run_async
 
 if TYPE_CHECKING:
-    from outspark.omnibox.running import AsyncHandle, Handle
+    from outspark.handles import AsyncHandle, Handle
 
 
 @dataclass(frozen=True, slots=True)

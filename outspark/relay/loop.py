@@ -43,8 +43,6 @@ class SourceLoop:
     _claims: int = 0
     _found: Batch = NOTHING
     """What the last look in order brought."""
-    _saw_the_end: bool = False
-    """Did the last look come to the end of what is ready?"""
     _next_upkeep: float = 0.0
     _next_reap: float = 0.0
 
@@ -60,7 +58,8 @@ class SourceLoop:
             return 0
         freed = self.source.keys.freed
         self._work(batch)
-        self.waking.worked(more=not self._saw_the_end or self.source.keys.freed != freed)
+        saw_the_end = batch is self._found and self.low.saw_the_end
+        self.waking.worked(more=not saw_the_end or self.source.keys.freed != freed)
         self._wake_in_time()
         return len(batch.events)
 
@@ -117,7 +116,6 @@ class SourceLoop:
         return OwnershipLost(f"the lock {self.lock.name} of {self.source.name} is another relay's now")
 
     def _next(self, token: str) -> Batch:
-        self._saw_the_end = False
         if self.dispatcher.all_down():
             return NOTHING
         if self.tenure is not None:
@@ -147,7 +145,6 @@ class SourceLoop:
         self._found = batch
         size = len(batch.events)
         self.low.looked(batch.events, settings.batch_size)
-        self._saw_the_end = self.low.saw_the_end
         if size:
             self.source.tally.observe(metrics.BATCH_SIZE, size, source=self.source.name)
         return batch

@@ -69,7 +69,7 @@ OPEN_MESSAGES = """
 -- Which of these messages are not at their end yet?
 SELECT message_id FROM {table}
 WHERE message_id = ANY(%(message_ids)s::text[]) AND consumer_group = %(group)s
-  AND coalesce(status = 'pending', false)"""
+  AND {still_pending}"""
 
 LOCK_ACCEPT = """
 -- Let nobody else take in what these shares of ids and keys hold, until the end of the transaction
@@ -310,7 +310,8 @@ def resolve_inbox(conn: psycopg.Connection[Any], table: TableName) -> TableName:
 
 def accept_statements(table: TableName) -> AcceptStatements:
     def text(template: str) -> str:
-        return sql.SQL(template).format(table=table.identifier).as_string(None).strip()
+        parts = {"table": table.identifier, "still_pending": still(sql.SQL("status = 'pending'"))}
+        return sql.SQL(template).format(**parts).as_string(None).strip()
 
     return AcceptStatements(text(ACCEPT), text(KNOWN_MESSAGES), text(KNOWN_KEYS), text(OPEN_MESSAGES))
 
