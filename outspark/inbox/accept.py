@@ -10,11 +10,12 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from outspark.contracts.arrays import Texts, Times, register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, resolve_inbox
-from outspark.inbox.arrivals import Accepted, Arrivals, Duplicate, OutOfPartitions, Refused, word
+from outspark.inbox.arrivals import Accepted, Arrivals, Duplicate, OutOfPartitions, Refused
 from outspark.inbox.ledger import Ledger
-from outspark.inbox.message import Incoming, Received, message_id, read, refuse
+from outspark.inbox.message import Incoming, Reader, Received
 from outspark.inbox.placing import Placing
 from outspark.metrics import INBOX_ACCEPTED_TOTAL, Tally
 from outspark.settings.inbox import AcceptSettings
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 # Whatever the database's default is: who waited for others has to see what they took in.
 ISOLATE = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-# What single messages can do to a statement: a number out of range, nesting too deep, and whatever else jsonb minds.
+# What single messages can do to a statement: no JSON, a number out of range, nesting too deep, whatever jsonb minds.
 _UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
 
 MANY = 0.25
@@ -48,7 +49,9 @@ class Acceptor:
         name = table if isinstance(table, TableName) else TableName.parse(table)
         self.conn = conn
         self.settings = settings
+        self.reader = Reader(settings)
         self.tally = tally or Tally()
+        register(conn)
         self.table = resolve_inbox(conn, name)
         self._sql = accept_statements(self.table)
         self._ledger = Ledger(conn, self.table, settings.group, self._sql)
@@ -56,6 +59,8 @@ class Acceptor:
         self.partitioned = bool(self._ledger.rows(PARTITIONED, name_in_catalog)[0][0])
         self._placing = Placing(self._ledger)
         self._look_first = False
+        self._check_first = False
+        """Look into bodies before PostgreSQL does, because some were no JSON of late."""
 
     def accept(self, messages: Sequence[Received]) -> list[Accepted]:
         """One outcome a message, in their order."""
@@ -79,6 +84,15 @@ class Acceptor:
         return self._ledger.open_messages(message_ids)
 
     def _accept(self, messages: Sequence[Received]) -> list[Accepted]:
+        try:
+            return self._try(messages)
+        except _UNFIT:
+            if self._check_first:
+                raise
+            self._check_first = True
+            return self._try(messages)
+
+    def _try(self, messages: Sequence[Received]) -> list[Accepted]:
         alone = self.conn.info.transaction_status is TransactionStatus.IDLE
         with self.conn.transaction():
             if alone and self.partitioned:
@@ -89,13 +103,12 @@ class Acceptor:
 
     def _read(self, messages: Sequence[Received]) -> Arrivals:
         known = self._known(messages) if self._look_first else {}
-        incoming = {
-            place: read(message, self.settings)
-            for place, message in enumerate(messages)
-            if place not in known
-        }
+        read = self.reader.read
+        incoming = {place: read(message) for place, message in enumerate(messages) if place not in known}
         batch = Arrivals(messages, incoming, known)
         batch.drop_repeated("message_id")
+        if self._check_first:
+            batch.check()
         return batch
 
     def _take_in(self, batch: Arrivals) -> None:
@@ -106,7 +119,7 @@ class Acceptor:
         self._decide(batch, new)
 
     def _insert(self, batch: Arrivals, places: list[int]) -> set[str]:
-        """Ids of rows that are new. What PostgreSQL refuses is found by halving, and kept as dead."""
+        """Ids of rows that are new. What PostgreSQL refuses is found, at last by halving, and kept as dead."""
         if not places:
             return set()
         try:
@@ -114,6 +127,8 @@ class Acceptor:
                 rows = parameters([batch.incoming[place] for place in places], self.settings)
                 return {row[0] for row in self._ledger.rows(self._sql.accept, rows)}
         except _UNFIT as error:
+            if not self._check_first:
+                raise
             if len(places) > 1:
                 half = len(places) // 2
                 return self._insert(batch, places[:half]) | self._insert(batch, places[half:])
@@ -121,18 +136,18 @@ class Acceptor:
             if batch.incoming[place].error is not None:
                 raise
             reason = f"PostgreSQL does not take its body: {error.diag.message_primary}"
-            batch.incoming[place] = refuse(batch.incoming[place], batch.messages[place], reason)
+            batch.incoming[place] = batch.incoming[place].refused(batch.messages[place].body, reason)
             return self._insert(batch, places)
 
     def _decide(self, batch: Arrivals, new: set[str]) -> None:
         by_key = [
             one.message_id
             for one in batch.incoming.values()
-            if one.idempotency_key is not None and str(one.id) not in new
+            if one.idempotency_key is not None and one.id not in new
         ]
         known = self._ledger.known_messages(by_key) if by_key else set()
         for place, one in list(batch.incoming.items()):
-            if str(one.id) in new:
+            if one.id in new:
                 batch.decide(place, batch.kept(place))
             elif one.idempotency_key is None or one.message_id in known:
                 batch.decide(place, Duplicate("message_id"))
@@ -141,19 +156,20 @@ class Acceptor:
 
     def _known(self, messages: Sequence[Received]) -> dict[int, Accepted]:
         """Those that are there already, by their ids alone: the rest of them need not be read."""
-        ids = [message_id(message, self.settings) for message in messages]
+        ids = [self.reader.message_id(message) for message in messages]
         known = self._ledger.known_messages(ids)
         return {place: Duplicate("message_id") for place, id in enumerate(ids) if id in known}
 
     def _count(self, messages: Sequence[Received], outcomes: Sequence[Accepted]) -> None:
-        duplicates = sum(isinstance(outcome, Duplicate) for outcome in outcomes)
-        self._look_first = duplicates >= MANY * len(outcomes)
-        for said, count in Counter(map(word, outcomes)).items():
+        words = Counter([outcome.word for outcome in outcomes])
+        self._look_first = words["duplicate"] + words["duplicate_key"] >= MANY * len(outcomes)
+        self._check_first = words["refused"] > 0
+        for said, count in words.items():
             self.tally.add(INBOX_ACCEPTED_TOTAL, count, group=self.settings.group, outcome=said)
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, Refused | OutOfPartitions):
                 place = f"{message.log or message.topic}-{message.partition}-{message.offset}"
-                extra = {"event": str(outcome.id), "place": place, "error": outcome.error}
+                extra = {"event": outcome.id, "place": place, "error": outcome.error}
                 log.error("message is dead", extra={"group": self.settings.group, **extra})
 
 
@@ -162,22 +178,22 @@ def parameters(incoming: Sequence[Incoming], settings: AcceptSettings) -> dict[s
     return {
         "group": settings.group,
         "max_attempts": settings.max_attempts,
-        "ids": [str(one.id) for one in incoming],
-        "event_types": [one.event_type for one in incoming],
-        "message_ids": [one.message_id for one in incoming],
-        "sources": [one.source for one in incoming],
-        "payloads": [one.payload for one in incoming],
-        "headers": [one.headers for one in incoming],
+        "ids": Texts([one.id for one in incoming]),
+        "event_types": Texts([one.event_type for one in incoming]),
+        "message_ids": Texts([one.message_id for one in incoming]),
+        "sources": Texts([one.source for one in incoming]),
+        "payloads": Texts([one.payload for one in incoming]),
+        "headers": Texts([one.headers for one in incoming]),
         "trace_ids": _rare([one.trace_id for one in incoming]),
         "idempotency_keys": _rare([one.idempotency_key for one in incoming]),
         "correlation_ids": _rare([one.correlation_id for one in incoming]),
         "causation_ids": _rare([one.causation_id for one in incoming]),
         "schema_versions": _rare([one.schema_version for one in incoming]),
         "errors": _rare([one.error for one in incoming]),
-        "created_ats": [one.created_at for one in incoming],
+        "created_ats": Times([one.created_at for one in incoming]),
     }
 
 
-def _rare(column: list[str | None]) -> list[str | None]:
+def _rare(column: list[str | None]) -> Texts:
     """Most batches have nothing in such a column: then no value is sent, and `unnest` fills it up with NULL."""
-    return column if any(value is not None for value in column) else []
+    return Texts(column if any(column) else [])

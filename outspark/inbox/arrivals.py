@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, assert_never
-from uuid import UUID
+from typing import ClassVar, Literal
 
 from outspark.inbox.message import Incoming, Received
 
 
 @dataclass(frozen=True, slots=True)
 class New:
-    id: UUID
+    word: ClassVar = "new"
+    """For metrics."""
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,17 @@ class Duplicate:
 
     by: Literal["message_id", "idempotency_key"]
 
+    @property
+    def word(self) -> str:
+        return "duplicate" if self.by == "message_id" else "duplicate_key"
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """It can never be handled, so it is kept as dead, with its body as it is."""
 
-    id: UUID
+    word: ClassVar = "refused"
+    id: str
     error: str
 
 
@@ -34,7 +40,8 @@ class Refused:
 class OutOfPartitions:
     """No partition holds its time. It is kept as dead in the present one, and may be requeued."""
 
-    id: UUID
+    word: ClassVar = "out_of_partitions"
+    id: str
     error: str
 
 
@@ -50,6 +57,10 @@ class Arrivals:
     outcomes: dict[int, Accepted] = field(default_factory=dict)
     strays: set[int] = field(default_factory=set)
     """Those whose own time no partition holds."""
+
+    def check(self) -> None:
+        """Find bodies that are no JSON; their messages are dead from the start."""
+        self.incoming = {place: one.checked() for place, one in self.incoming.items()}
 
     def decide(self, place: int, outcome: Accepted) -> None:
         self.outcomes[place] = outcome
@@ -71,20 +82,3 @@ class Arrivals:
         if one.error is None:
             return New(one.id)
         return OutOfPartitions(one.id, one.error) if place in self.strays else Refused(one.id, one.error)
-
-
-def word(outcome: Accepted) -> str:
-    """For metrics."""
-    match outcome:
-        case New():
-            return "new"
-        case Duplicate("message_id"):
-            return "duplicate"
-        case Duplicate():
-            return "duplicate_key"
-        case Refused():
-            return "refused"
-        case OutOfPartitions():
-            return "out_of_partitions"
-        case _:
-            assert_never(outcome)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from outspark.inbox.accept import Acceptor
 from outspark.inbox.arrivals import Accepted
-from outspark.inbox.message import Received, read
+from outspark.inbox.message import Received
 from outspark.settings.inbox import Strategy
 
 
@@ -38,6 +38,10 @@ class Feed(Protocol):
         FeedFailed when it could not be told; it is tried once more with the next call of anything. Where that fails
         too they come again and are found to be duplicates. What is somebody else's by now is passed over in silence.
         """
+        ...
+
+    def commit_soon(self, messages: Sequence[Received]) -> None:
+        """The same without waiting for the broker: when it could not be told, a later call says so."""
         ...
 
     def owns(self, message: Received) -> bool:
@@ -104,7 +108,7 @@ class Intake:
         outcomes = self._acceptor.accept(messages)
         self._batch = ()
         if acknowledge == "kept":
-            self._feed.commit(messages)
+            self._feed.commit_soon(messages)
         elif acknowledge == "final":
             self._await_end(messages)
             self._commit_final()
@@ -116,7 +120,7 @@ class Intake:
         for message in messages:
             parts[message.log or message.topic, message.partition].append(message)
         for partition, part in parts.items():
-            ids = {read(message, self._acceptor.settings).message_id for message in part}
+            ids = {self._acceptor.reader.message_id(message) for message in part}
             self._runs.setdefault(partition, deque()).append(_Run(part, ids))
 
     def _commit_final(self) -> None:

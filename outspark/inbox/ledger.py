@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
+from outspark.contracts.arrays import Texts
 from outspark.contracts.names import TableName, lock_class
 from outspark.contracts.omnibox.inbox import LOCK_ACCEPT, AcceptStatements
 from outspark.errors import TransactionRequired
@@ -26,17 +27,17 @@ class Ledger:
     statements: AcceptStatements
 
     def known_messages(self, message_ids: Sequence[str]) -> set[str]:
-        parameters = {"message_ids": list(message_ids), "group": self.group}
+        parameters = {"message_ids": Texts(message_ids), "group": self.group}
         return {row[0] for row in self.rows(self.statements.known_messages, parameters)}
 
     def open_messages(self, message_ids: Sequence[str]) -> set[str]:
         """Those that are not at their end."""
-        parameters = {"message_ids": list(message_ids), "group": self.group}
+        parameters = {"message_ids": Texts(message_ids), "group": self.group}
         return {row[0] for row in self.rows(self.statements.open_messages, parameters)}
 
     def known_keys(self, keys: Sequence[str]) -> set[str]:
         """They carry their group themselves."""
-        rows = self.rows(self.statements.known_keys, {"idempotency_keys": list(keys)}) if keys else []
+        rows = self.rows(self.statements.known_keys, {"idempotency_keys": Texts(keys)}) if keys else []
         return {row[0] for row in rows}
 
     def lock(self, names: Iterable[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outspark.inbox.message import Incoming, Received, read, unwrap, wrap
+from outspark.inbox.body import unwrap, wrap
+from outspark.inbox.message import Incoming, Reader, Received
 from outspark.settings.inbox import AcceptSettings
 
 AT = datetime(2026, 11, 16, 7, 0, tzinfo=UTC)
@@ -25,7 +26,7 @@ def received(body: bytes | None = b"{}", headers: Any = (), **more: Any) -> Rece
 
 
 def incoming(message: Received, **settings: Any) -> Incoming:
-    return read(message, AcceptSettings(**{"group": "billing", **settings}))
+    return Reader(AcceptSettings(**{"group": "billing", **settings})).read(message).checked()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,8 @@ def test_wrapping_loses_nothing(body: bytes) -> None:
 def test_nothing_that_comes_in_is_too_strange(body: bytes, headers: Any, key: bytes) -> None:
     found = incoming(received(body, headers, key=key))
 
-    for text in (found.message_id, found.event_type, found.source, found.payload, found.headers):
+    json.loads(found.payload)
+    for text in (found.message_id, found.event_type, found.source, found.headers):
         assert "\0" not in text
         text.encode()
     json.loads(found.headers)
@@ -178,3 +180,34 @@ def test_type_and_source_from_settings_headers_or_topic() -> None:
     assert (plain.event_type, plain.source) == ("orders", "orders")
     assert (rich.event_type, rich.source) == ("order.paid", "/shop")
     assert fixed.source == "users"
+
+
+def test_headers_of_one_topic_need_not_be_the_same() -> None:
+    reader = Reader(AcceptSettings(group="billing"))
+    bare, rich = (
+        received(),
+        received(headers=[("ce_id", b"c"), ("Correlation_ID", b"x"), ("partition_key", b"k")]),
+    )
+
+    for _ in range(2):
+        assert reader.read(bare).correlation_id is None
+        assert (reader.read(rich).message_id, reader.read(rich).correlation_id) == ("c", "x")
+    assert json.loads(reader.read(rich).headers) == {
+        "ce_id": "c",
+        "Correlation_ID": "x",
+        "partition_key": "k",
+    }
+
+
+def test_the_key_of_a_message_goes_before_a_header_of_that_name() -> None:
+    found = incoming(received(headers=[("partition_key", b"header")], key=b"key"))
+
+    assert json.loads(found.headers) == {"partition_key": "key"}
+
+
+def test_names_of_headers_without_end_do_no_harm() -> None:
+    reader = Reader(AcceptSettings(group="billing"))
+
+    for number in range(3000):
+        found = reader.read(received(headers=[(f"x-{number}", b"1"), ("ce_id", str(number))]))
+        assert found.message_id == str(number)

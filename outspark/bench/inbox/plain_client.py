@@ -14,11 +14,12 @@ from itertools import islice
 from typing import Any
 
 from outspark.bench.inbox.messages import Load
+from outspark.contracts.arrays import register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import accept_statements
 from outspark.inbox import Received
 from outspark.inbox.accept import parameters
-from outspark.inbox.message import read
+from outspark.inbox.message import Reader
 from outspark.relay import workbench
 from outspark.relay.connection import connect
 from outspark.settings.inbox import AcceptSettings
@@ -27,14 +28,16 @@ from outspark.settings.inbox import AcceptSettings
 def main() -> None:
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     settings = AcceptSettings(group=order["group"])
+    read = Reader(settings).read
     client, clients = order["client"], order["clients"]
     accept = accept_statements(TableName.parse(order["table"])).accept.encode()
     workbench.calm_collector()
     with connect(order["url"], f"outspark bench client {client}") as conn:
+        register(conn)
         while line := sys.stdin.readline():
             load = Load(**json.loads(line))
             batches = [
-                parameters([read(message, settings) for message in batch], settings)
+                parameters([read(message) for message in batch], settings)
                 for batch in _batches(load.share(client, clients), load.batch)
             ]
             _answer("ready")

@@ -48,8 +48,8 @@ SELECT m.id::uuid, m.event_type, m.message_id, %(group)s::text, m.source, m.payl
        start.at + (m.position - 1) * interval '1 microsecond', coalesce(m.created_at, start.at), start.at
 FROM start
 CROSS JOIN unnest(
-  %(ids)s::text[], %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)b::text[],
-  %(headers)b::text[], %(trace_ids)s::text[], %(idempotency_keys)s::text[], %(correlation_ids)s::text[],
+  %(ids)s::text[], %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)s::text[],
+  %(headers)s::text[], %(trace_ids)s::text[], %(idempotency_keys)s::text[], %(correlation_ids)s::text[],
   %(causation_ids)s::text[], %(schema_versions)s::text[], %(errors)s::text[], %(created_ats)s::timestamptz[]
 ) WITH ORDINALITY AS m(id, event_type, message_id, source, payload, headers, trace_id, idempotency_key,
                        correlation_id, causation_id, schema_version, error, created_at, position)

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
 
 from outspark.errors import DestinationError, FeedFailed
-from outspark.inbox.feeds.kafka_commit import commit
+from outspark.inbox.feeds.kafka_commit import Partition, Soon, close_later, commit
 from outspark.inbox.feeds.kafka_faults import LATER, NOT_OURS, Faults, is_fatal, is_missing, text
 from outspark.inbox.feeds.kafka_options import kafka_feed_options
 from outspark.inbox.feeds.outage import Outage
@@ -23,8 +23,6 @@ from outspark.settings.inbox import FeedSettings
 _PROBE_TOPIC = "outspark.check"
 _PATTERN = "^"
 COMMIT_TIMEOUT = 10.0
-
-Partition = tuple[str, int]
 
 
 class KafkaFeed:
@@ -42,6 +40,7 @@ class KafkaFeed:
         """Partition -> the round since which it has been ours without a break."""
         self._due: dict[Partition, int] = {}
         """Offsets that the brokers have not heard of, though they were told: a rebalance was in progress."""
+        self._soon = Soon()
         self._stock: list[Received] = []
         """Slipped in while nothing was to be taken."""
         self._held = False
@@ -49,7 +48,7 @@ class KafkaFeed:
     def poll(self, limit: int, timeout: float) -> Sequence[Received]:
         try:
             consumer = self._open()
-            self._tell_again(consumer)
+            self._hear(consumer)
             self._resume(consumer)
             if self._stock:
                 messages, self._stock = self._stock[:limit], self._stock[limit:]
@@ -62,7 +61,7 @@ class KafkaFeed:
         """Partitions are paused, so that polling tells the brokers that we are alive, and brings nothing."""
         try:
             consumer = self._open()
-            self._tell_again(consumer)
+            self._hear(consumer)
             consumer.pause(consumer.assignment())
             self._held = True
             entry = consumer.poll(timeout)
@@ -72,21 +71,18 @@ class KafkaFeed:
             raise self._give_up(error) from None
 
     def commit(self, messages: Sequence[Received]) -> None:
-        last: dict[Partition, Received] = {}
-        for message in messages:
-            partition = message.topic, message.partition
-            if (
-                partition not in last or last[partition].offset <= message.offset
-            ):  # of two of one place the newer
-                last[partition] = message
-        for partition, message in last.items():
-            if self.owns(message):
-                self._due[partition] = max(self._due.get(partition, 0), message.offset + 1)
+        self._note(messages)
         if self._due and self._consumer is not None:
             try:
                 self._tell(self._consumer)
             except FeedFailed as error:
                 raise self._give_up(error) from None
+
+    def commit_soon(self, messages: Sequence[Received]) -> None:
+        self._note(messages)
+        if self._due and self._consumer is not None:
+            due, self._due = self._due, {}
+            self._soon.commit(self._consumer, due)
 
     def owns(self, message: Received) -> bool:
         since = self._owned.get((message.topic, message.partition))
@@ -123,7 +119,8 @@ class KafkaFeed:
     def _open(self) -> Consumer:
         if self._consumer is None:
             self._faults = Faults(self._outage, self._describe)
-            ours = {"error_cb": self._faults, "logger": ClientLog()}
+            self._soon = Soon()
+            ours = {"error_cb": self._faults, "logger": ClientLog(), "on_commit": self._soon}
             consumer = Consumer({**self._options.client, **ours})
             self._consumer = consumer
             consumer.subscribe(
@@ -163,28 +160,57 @@ class KafkaFeed:
             consumer.resume(consumer.assignment())
             self._held = False
 
+    def _note(self, messages: Sequence[Received]) -> None:
+        """What is due after these: of each partition the last, if it is still ours."""
+        last: dict[Partition, Received] = {}
+        for message in messages:
+            partition = message.topic, message.partition
+            # Of two of one place the newer.
+            if partition not in last or last[partition].offset <= message.offset:
+                last[partition] = message
+        for partition, message in last.items():
+            if self.owns(message):
+                self._due[partition] = max(self._due.get(partition, 0), message.offset + 1)
+
     def _tell(self, consumer: Consumer) -> None:
         """Commit what is due, and still is when a rebalance is in progress."""
         try:
-            errors = commit(consumer, _positions(self._due), COMMIT_TIMEOUT)
+            errors = commit(consumer, self._due, COMMIT_TIMEOUT)
         except TimeoutError:
             self._leave()
-            raise self._not_committed(f"no answer within {COMMIT_TIMEOUT:g} s") from None
+            raise self._not_answered() from None
+        self._judge(errors)
+        if all(error.code() not in LATER for error in errors):
+            self._due.clear()
+
+    def _hear(self, consumer: Consumer) -> None:
+        """What became of commits that nobody waited for; what did not pass in a rebalance is told again."""
+        refused = self._soon.refused()
+        self._judge(error for _, error in refused)
+        for one, error in refused:
+            partition = one.topic, one.partition
+            if error.code() in LATER and partition in self._owned:
+                self._due[partition] = max(self._due.get(partition, 0), one.offset)
+        if self._soon.takes_longer_than(COMMIT_TIMEOUT):
+            self._leave()
+            close_later(consumer)
+            raise self._not_answered()
+        due, self._due = self._due, {}
+        self._soon.commit(consumer, due)
+
+    def _judge(self, errors: Iterable[KafkaError]) -> None:
+        """FeedFailed where the brokers refused a commit for another reason than that we are not asked any more."""
         for error in errors:
             if is_fatal(error):
                 self._faults(error)  # for the next poll
             elif error.code() not in NOT_OURS | LATER:
                 raise self._not_committed(text(error))
-        if all(error.code() not in LATER for error in errors):
-            self._due.clear()
+
+    def _not_answered(self) -> FeedFailed:
+        return self._not_committed(f"no answer within {COMMIT_TIMEOUT:g} s")
 
     def _not_committed(self, why: str) -> FeedFailed:
         return FeedFailed(self._describe(f"offsets were not committed: {why}"))
-
-    def _tell_again(self, consumer: Consumer) -> None:
-        """Without waiting for the answer: what does not pass now comes again as a duplicate."""
-        due, self._due = self._due, {}
-        _mention(consumer, due)
 
     # A consumer that was left behind may still call these, from another thread: its partitions are not ours.
 
@@ -196,7 +222,7 @@ class KafkaFeed:
 
     def _on_revoke(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         if consumer is self._consumer:
-            _mention(consumer, self._forget(partitions))
+            self._soon.commit(consumer, self._forget(partitions))
 
     def _on_lost(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         if consumer is self._consumer:
@@ -230,17 +256,6 @@ def _take(consumer: Consumer, limit: int, timeout: float) -> list[Any]:
     if first is None:
         return []
     return [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]
-
-
-def _mention(consumer: Consumer, offsets: dict[Partition, int]) -> None:
-    """Commit, and do not wait for the answer."""
-    if offsets:
-        with suppress(KafkaException):
-            consumer.commit(offsets=_positions(offsets), asynchronous=True)
-
-
-def _positions(offsets: dict[Partition, int]) -> list[TopicPartition]:
-    return [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
 
 
 def _said(error: KafkaException) -> str:

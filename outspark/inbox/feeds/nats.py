@@ -94,6 +94,9 @@ class NatsFeed:
         except DestinationError as error:
             raise self._failure(error) from None
 
+    def commit_soon(self, messages: Sequence[Received]) -> None:
+        self.commit(messages)
+
     def owns(self, message: Received) -> bool:
         # Whoever acknowledges a message, it does not come again.
         return True

@@ -6,7 +6,7 @@ Between the commit of the database and that of the broker it has accidents.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg
@@ -56,19 +56,10 @@ class JournalFeed:
         self._real.hold(timeout)
 
     def commit(self, messages: Sequence[Received]) -> None:
-        hold = self._conduct.hold
-        if hold.exists():
-            self._note("held", messages)
-            wait_for(lambda: not hold.exists(), timeout=LONGEST_HOLD, what="leave to tell the broker")
-        accident = self._accident()
-        if accident == "die before commit":
-            self._die(messages)
-        if accident == "refuse commit":
-            raise FeedFailed("refused on purpose")
-        self._testify(messages)
-        self._real.commit(messages)
-        if accident == "die after commit":
-            self._die(messages)
+        self._commit(messages, self._real.commit)
+
+    def commit_soon(self, messages: Sequence[Received]) -> None:
+        self._commit(messages, self._real.commit_soon)
 
     def owns(self, message: Received) -> bool:
         return self._real.owns(message)
@@ -80,6 +71,21 @@ class JournalFeed:
         self._real.close()
         self._witness.close()
         self._journal.close()
+
+    def _commit(self, messages: Sequence[Received], tell: Callable[[Sequence[Received]], None]) -> None:
+        hold = self._conduct.hold
+        if hold.exists():
+            self._note("held", messages)
+            wait_for(lambda: not hold.exists(), timeout=LONGEST_HOLD, what="leave to tell the broker")
+        accident = self._accident()
+        if accident == "die before commit":
+            self._die(messages)
+        if accident == "refuse commit":
+            raise FeedFailed("refused on purpose")
+        self._testify(messages)
+        tell(messages)
+        if accident == "die after commit":
+            self._die(messages)
 
     def _accident(self) -> Accident | None:
         once = self._conduct.once

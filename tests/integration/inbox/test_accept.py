@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outspark.inbox import Acceptor, Duplicate, New, Refused
-from outspark.inbox.message import unwrap
+from outspark.inbox.body import unwrap
 from outspark.metrics import INBOX_ACCEPTED_TOTAL
 from outspark.uuid7 import uuid7
 from tests.integration.inbox.place import Place, message, messages
@@ -34,7 +34,7 @@ def test_a_message_becomes_a_row(place: Place) -> None:
     [outcome] = place.accept(message("m1", b'{"n": 1}', headers=headers, key=b"order-7", timestamp=at))
 
     row = place.row("m1")
-    assert outcome == New(row["id"])
+    assert outcome == New(str(row["id"]))
     assert (row["event_type"], row["source"], row["consumer_group"]) == ("order.paid", "/shop", "billing")
     assert (row["payload"], row["headers"]["partition_key"]) == ({"n": 1}, "order-7")
     assert (row["trace_id"], row["schema_version"]) == ("0af7651916cd43dd8448eb211c80319c", "2.1")
@@ -230,3 +230,16 @@ def test_two_processes_at_once_take_each_message_once(either: Place) -> None:
 def _id(one: Any) -> str:
     id: bytes = dict(one.headers)["X-Event-ID"]
     return id.decode()
+
+
+def test_bodies_are_looked_into_only_where_some_are_no_json(place: Place) -> None:
+    """Nested deeper than Python reads, not deeper than PostgreSQL does: so it shows who looked."""
+    deep = b"[" * 3000 + b"]" * 3000
+
+    accept = place.acceptor().accept
+
+    assert kinds(accept([message("m1", deep)])) == ["New"]
+    assert kinds(accept([message("m2", b"no json"), message("m3", deep)])) == ["Refused", "Refused"]
+    assert kinds(accept([message("m4", deep)])) == ["Refused"]
+    assert kinds(accept([message("m5")])) == ["New"]
+    assert kinds(accept([message("m6", deep)])) == ["New"]

@@ -37,6 +37,9 @@ class Logs:
     def commit(self, messages: Sequence[Received]) -> None:
         self.commits.append(list(messages))
 
+    def commit_soon(self, messages: Sequence[Received]) -> None:
+        self.commit(messages)
+
     def owns(self, message: Received) -> bool:
         return message.partition not in self.lost
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ T = TypeVar("T")
 EVENT_ID, PARTITION_KEY = "X-Event-ID", "X-Partition-Key"
 SECRET = "s3cr3t-pw"
 MAX_MESSAGE_SIZE = 1024 * 1024
+WRITTEN_WITHIN = 5.0
+"""Seconds after which RabbitMQ has written down that there is a queue; its log of such things is buffered for two."""
 
 
 class RabbitMQRig:
@@ -41,6 +44,7 @@ class RabbitMQRig:
             await channel.declare_queue(self.topic, durable=True, arguments=arguments)
 
         on_channel(server, declare)
+        self._declared = time.monotonic()
 
     def url(self, user: str = "relay", password: str = SECRET) -> str:
         return self.server.url.replace("guest:guest", f"{user}:{password}")
@@ -97,6 +101,8 @@ class RabbitMQRig:
         self.server.stop()
 
     def kill(self) -> None:
+        """Not before the queue is on disk: whoever made it was answered earlier."""
+        time.sleep(max(self._declared + WRITTEN_WITHIN - time.monotonic(), 0.0))
         self.server.kill()
 
     def close(self) -> None:

@@ -101,6 +101,26 @@ class TestKafkaFeedOutages(FeedOutages):
         feed.commit(rest)
         assert rig.committed() == [21]
 
+    def test_a_commit_that_nobody_waits_for_is_given_up_in_time_too(self, rig: KafkaFeedRig) -> None:
+        rig.send(*numbered(20))
+        feed = rig.open()
+        got = gather(feed, 20)
+        with frozen(rig.server):
+            feed.commit_soon(got)
+            with pytest.raises(FeedFailed, match=r"not committed: no answer within 5 s"):
+                wait_for(lambda: bool(feed.poll(100, 0.2)), timeout=20, what="the end of patience")
+            assert not feed.owns(got[0])
+
+
+def test_commits_that_nobody_waits_for_come_in_their_order(rig: KafkaFeedRig) -> None:
+    rig.send(*numbered(20))
+    feed = rig.open()
+    got = gather(feed, 20)
+    for message in got:
+        feed.commit_soon([message])
+    feed.close()
+    assert rig.committed() == [20]
+
 
 @contextmanager
 def frozen(server: Kafka) -> Iterator[None]:

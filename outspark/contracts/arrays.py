@@ -1,0 +1,90 @@
+"""Columns of many rows as parameters: arrays in PostgreSQL's binary form, at a fraction of what a list costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from struct import Struct
+from typing import Any
+
+import psycopg
+from psycopg.abc import AdaptContext
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+_TEXT, _TEXTS, _TIMESTAMPTZ, _TIMESTAMPTZS = 25, 1009, 1184, 1185
+_EPOCH, _MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+_HEAD = Struct(
+    "!iiIii"
+)  # dimensions, whether there are NULLs, type of the items, how many, number of the first
+_EMPTY = Struct("!iiI")
+_LENGTH = Struct("!i")
+_TIME = Struct("!iq")
+_NULL = _LENGTH.pack(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A `text[]`. Bytes are UTF-8 already, or PostgreSQL refuses them."""
+
+    items: Sequence[str | bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A `timestamptz[]`."""
+
+    items: Sequence[datetime | None]
+
+
+class _TextsDumper(Dumper):
+    format = Format.BINARY
+    oid = _TEXTS
+
+    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
+        super().__init__(cls, context)
+        conn = context.connection if context is not None else None
+        self._encoding = conn.info.encoding if conn is not None else "utf-8"
+
+    def dump(self, obj: Texts) -> bytes:
+        length, encoding = _LENGTH.pack, self._encoding
+        items = obj.items if encoding == "utf-8" else [_text(item) for item in obj.items]
+        return _array(
+            _TEXT,
+            [
+                _NULL
+                if item is None
+                else length(len(data := item if isinstance(item, bytes) else item.encode(encoding))) + data
+                for item in items
+            ],
+        )
+
+
+class _TimesDumper(Dumper):
+    format = Format.BINARY
+    oid = _TIMESTAMPTZS
+
+    def dump(self, obj: Times) -> bytes:
+        return _array(
+            _TIMESTAMPTZ,
+            [_NULL if at is None else _TIME.pack(8, (at - _EPOCH) // _MICROSECOND) for at in obj.items],
+        )
+
+
+def _array(type: int, items: list[bytes]) -> bytes:
+    if not items:
+        return _EMPTY.pack(0, 0, type)
+    # That there may be NULLs is only a hint.
+    return _HEAD.pack(1, 1, type, len(items), 1) + b"".join(items)
+
+
+def _text(item: str | bytes | None) -> str | None:
+    return item.decode() if isinstance(item, bytes) else item
+
+
+def register(conn: psycopg.BaseConnection[Any]) -> None:
+    """Teach a connection what `Texts` and `Times` are."""
+    conn.adapters.register_dumper(Texts, _TextsDumper)
+    conn.adapters.register_dumper(Times, _TimesDumper)

@@ -1,0 +1,62 @@
+"""Bodies of messages: which are JSON that PostgreSQL takes too, and how one is kept that is not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any, Final
+
+from outspark.inbox.text import utf8
+
+MAX_ERROR: Final = 2000
+
+# A NUL inside a string; what follows an even number of backslashes is an escape.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def fault(body: bytes) -> str | None:
+    """Why this is no JSON, without any of it; PostgreSQL stores no NUL and no half characters."""
+    try:
+        text = body.decode()
+        value = _DECODER.decode(text)
+        if "\\u" in text:
+            if _NUL.search(text):
+                raise ValueError("PostgreSQL stores no NUL in text")
+            # Half of a surrogate pair has no UTF-8.
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        return f"body is not JSON: {_reason(error)}"[:MAX_ERROR]
+    return None
+
+
+def wrap(body: bytes) -> str:
+    """A body that is no JSON, as JSON: `{"raw": "...", "encoding": "base64"}`; readable text stays readable."""
+    text = utf8(body)
+    if text is None:
+        return json.dumps({"raw": base64.b64encode(body).decode(), "encoding": "base64"})
+    return json.dumps({"raw": text, "encoding": "utf-8"}, ensure_ascii=False)
+
+
+def unwrap(payload: Any) -> bytes:
+    """What `wrap` was given."""
+    raw: str = payload["raw"]
+    return base64.b64decode(raw) if payload["encoding"] == "base64" else raw.encode()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _number(text: str) -> None:
+    # Nobody needs the number here; this spares Python the work, and its limit on the length of integers.
+    return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_number, parse_float=_number)
