@@ -19,6 +19,7 @@ from outspark.inbox.message import Incoming, Reader, Received
 from outspark.inbox.placing import Placing
 from outspark.metrics import INBOX_ACCEPTED_TOTAL, Tally
 from outspark.settings.inbox import AcceptSettings
+from outspark.uuid7 import uuid7_run
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +104,10 @@ class Acceptor:
 
     def _read(self, messages: Sequence[Received]) -> Arrivals:
         known = self._known(messages) if self._look_first else {}
-        read = self.reader.read
-        incoming = {place: read(message) for place, message in enumerate(messages) if place not in known}
+        read, ids = self.reader.read, uuid7_run(len(messages))
+        incoming = {
+            place: read(message, ids[place]) for place, message in enumerate(messages) if place not in known
+        }
         batch = Arrivals(messages, incoming, known)
         batch.drop_repeated("message_id")
         if self._check_first:

@@ -36,6 +36,10 @@ class Broken(Exception):
         self.number, self.outcome = number, outcome
 
 
+class Disturbed(Broken):
+    """A handler failed, and there is no savepoint to go back to."""
+
+
 class Unable(Exception):
     """The database failed before a handler was called, so no event is at fault."""
 
@@ -54,9 +58,13 @@ class Group:
     complete: Literal["before", "with", "after"] = "with"
     ordered: bool = False
     unhandled: Literal["dead", "skip"] = "dead"
+    careful: bool = True
+    """Has each its own savepoint? Otherwise one that fails disturbs the others."""
     number: int | None = None
     """The task that is being done; None before the first and after the last."""
     begun: bool = False
+    error: BaseException | None = None
+    """What the last handler failed with."""
     deadline: float = field(default_factory=lambda: time.monotonic() + _LONGEST_COMMIT)
     took: list[float] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)

@@ -1,10 +1,12 @@
 """The script of handling, as steps that a sync or an async connection takes, so that both follow the same.
 
-Under exactly-once a few events share a transaction. Each handler runs behind a savepoint of its own, at the end one
-statement completes those that passed, and then all is committed together. A cursor stands guard against a handler
-that commits by itself: it is declared WITH HOLD over a query that fails, and PostgreSQL runs such a query when the
-transaction is committed. Only who closes the cursor first can commit. And whoever rolls back finds that any other
-transaction of the session is read-only, which is its default then.
+Under exactly-once a few events share a transaction; at the end one statement completes those that passed, and then all
+is committed together. A handler that fails takes all with it, and the others run once more, carefully: each behind a
+savepoint of its own.
+
+A cursor stands guard against a handler that commits by itself: it is declared WITH HOLD over a query that fails, and
+PostgreSQL runs such a query when the transaction is committed. Only who closes the cursor first can commit. And whoever
+rolls back finds that any other transaction of the session is read-only, which is its default then.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from outspark.inbox.event import InboxEvent
-from outspark.inbox.group import Broken, Group, Task
+from outspark.inbox.group import Broken, Disturbed, Group, Task
 from outspark.inbox.outcome import HANDLED, LOST, MAX_ERROR, Handled, HandlingOutcome, judge
 from outspark.inbox.router import Handler
 from outspark.outcome import HELD, Dead, Retry, Skipped
@@ -29,10 +31,12 @@ log = logging.getLogger(__name__)
 
 # A setting that nobody has set is not known before the query runs, so the planner cannot fail too early.
 BEGIN = """
--- Stand guard over the transaction, and go behind a savepoint
+-- Stand guard over the transaction
 SET TRANSACTION READ WRITE;
 DECLARE outspark_guard CURSOR WITH HOLD FOR
-  SELECT coalesce(current_setting('outspark.no_such', true), 'a handler must not end the transaction')::int;
+  SELECT coalesce(current_setting('outspark.no_such', true), 'a handler must not end the transaction')::int"""
+SAVE = """;
+-- And go behind a savepoint
 SAVEPOINT outspark_event"""
 PASS = """
 -- Keep what the handler did, and go behind the next savepoint
@@ -42,7 +46,7 @@ UNDO = """
 ROLLBACK TO SAVEPOINT outspark_event"""
 END = """
 -- All handlers are through, and whoever commits now is us
-RELEASE SAVEPOINT outspark_event; CLOSE outspark_guard"""
+CLOSE outspark_guard"""
 
 SETTINGS: Final = {"default_transaction_read_only": "on"}
 """Of sessions in which only our own transactions may write."""
@@ -90,14 +94,14 @@ Script = Generator[Step, Any, A]
 def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
     outcomes: list[HandlingOutcome] = []
     stopped: set[str | None] = set()
-    yield Run(BEGIN)
+    yield Run(BEGIN + SAVE if group.careful else BEGIN)
     for number, task in enumerate(group.tasks):
         key = task.event.key if group.ordered else None
         if key is not None and key in stopped:
             outcomes.append(HELD)
             continue
         group.begin(number)
-        outcome = yield from _behind_savepoint(group, task, conn)
+        outcome = yield from _one_of_them(group, task, conn)
         outcomes.append(outcome)
         if not isinstance(outcome, Handled | Skipped):
             stopped.add(key)
@@ -107,19 +111,38 @@ def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[Han
     return outcomes
 
 
-def _behind_savepoint(group: Group, task: Task, conn: psycopg.BaseConnection[Any]) -> Script[HandlingOutcome]:
+def _one_of_them(group: Group, task: Task, conn: psycopg.BaseConnection[Any]) -> Script[HandlingOutcome]:
     outcome = yield from _call(group, task)
+    if group.careful:
+        _report(group, task)
     status = conn.info.transaction_status
     if status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
         raise Broken(group.number, _what_happened(conn, outcome))
     if status is TransactionStatus.INERROR and isinstance(outcome, Handled):
         outcome = Retry(LEFT_ABORTED)
-    passed = isinstance(outcome, Handled | Skipped)
-    try:
-        yield Keep() if passed else Run(UNDO)
-    except psycopg.errors.InvalidSavepointSpecification as error:
-        raise Broken(group.number, Retry(ENDED_BY_ITSELF)) from error
+    if group.careful:
+        try:
+            yield Keep() if isinstance(outcome, Handled | Skipped) else Run(UNDO)
+        except psycopg.errors.InvalidSavepointSpecification as error:
+            raise Broken(group.number, Retry(ENDED_BY_ITSELF)) from error
+    elif isinstance(outcome, Retry | Dead) and task.handler is not None:
+        # In order it is called once more, after those before it.
+        number = None if group.ordered else (yield from _at_fault(group, status))
+        if number is not None:
+            _report(group, task)
+        raise Disturbed(number, outcome)
     return outcome
+
+
+def _at_fault(group: Group, status: TransactionStatus) -> Script[int | None]:
+    """Who failed, unless a handler before it may have ended the transaction, and left another in its place."""
+    if status is TransactionStatus.INERROR:
+        return None
+    try:
+        yield Run(END)
+    except psycopg.Error:
+        return None
+    return group.number
 
 
 def _complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]:
@@ -147,6 +170,7 @@ def alone(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[Handli
             return [LOST]
     group.begin(0)
     outcome = yield from _call(group, task)
+    _report(group, task)
     if conn.info.transaction_status is TransactionStatus.INERROR and isinstance(outcome, Handled):
         outcome = Retry(LEFT_ABORTED)
     passed = isinstance(outcome, Handled | Skipped)
@@ -167,19 +191,25 @@ def _call(group: Group, task: Task) -> Script[HandlingOutcome]:
     if task.handler is None:
         reason = f"there is no handler for {task.event.type} from {task.event.source}"
         return Skipped(reason) if group.unhandled == "skip" else Dead(reason)
-    started = time.monotonic()
+    started, group.error = time.monotonic(), None
     try:
         yield Call(task, task.handler)
     except _FAILURES as error:
-        log.warning(
-            "handler failed",
-            extra={"event": task.event.id, "handler": task.handler.name, "error": type(error).__name__},
-            exc_info=log.isEnabledFor(logging.DEBUG),
-        )
+        group.error = error
         return judge(error)
     finally:
         group.took.append(time.monotonic() - started)
     return HANDLED
+
+
+def _report(group: Group, task: Task) -> None:
+    if group.error is not None and task.handler is not None:
+        name = type(group.error).__name__
+        log.warning(
+            "handler failed",
+            extra={"event": task.event.id, "handler": task.handler.name, "error": name},
+            exc_info=group.error if log.isEnabledFor(logging.DEBUG) else None,
+        )
 
 
 def _completion(group: Group, passed: Sequence[tuple[InboxEvent, str | None]]) -> dict[str, Any]:

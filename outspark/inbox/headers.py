@@ -58,11 +58,12 @@ class Headers:
 
     def stored(self, key: bytes | None) -> str:
         """As a JSON object; bytes that are no text become `{"base64": "..."}`."""
-        parts = [f"{begin}{_json(self.values[place])}" for begin, place in self.layout.stored]
+        values = self.values
+        parts = [begin + _json(values[place]) for begin, place in self.layout.stored]
         if key is not None:
             # Of two values under one name jsonb keeps the last.
-            parts.append(f"{_KEY}{_json(key)}")
-        return f"{{{', '.join(parts)}}}"
+            parts.append(_KEY + _json(key))
+        return "{" + ", ".join(parts) + "}"
 
 
 class HeaderReader:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,6 @@ from outspark.inbox.body import MAX_ERROR, fault, wrap
 from outspark.inbox.headers import HeaderReader, Headers
 from outspark.inbox.text import clean, fitting, to_bytes, utf8
 from outspark.settings.inbox import AcceptSettings
-from outspark.uuid7 import uuid7_text
 
 MAX_ID, MAX_TYPE, MAX_SOURCE, MAX_IDEMPOTENCY_KEY = 255, 100, 255, 128
 MAX_TRACE, MAX_VERSION = 64, 50
@@ -89,42 +89,42 @@ class Reader:
     """Reads messages as the settings of a consumer group say. It never fails."""
 
     def __init__(self, settings: AcceptSettings) -> None:
-        self._settings = settings
+        self._group, self._source = settings.group, settings.source
         self._headers = HeaderReader(settings)
 
     def message_id(self, message: Received) -> str:
         """The id alone, in a fraction of the time."""
         return _message_id(message, self._headers.read(message.headers))[0]
 
-    def read(self, message: Received) -> Incoming:
-        """All but its body, for which PostgreSQL has the last word anyway."""
-        settings = self._settings
+    def read(self, message: Received, id: str) -> Incoming:
+        """All but its body, for which PostgreSQL has the last word anyway. `id` is that of its row."""
         headers = self._headers.read(message.headers)
         layout = headers.layout
         message_id, from_header = _message_id(message, headers)
         created_at, own_time = _created_at(message, message_id, from_header, headers)
-        event_type = headers.text(layout.type) or message.topic
-        source = settings.source or headers.text(layout.source) or message.topic
-        incoming = Incoming(
-            id=uuid7_text(),
-            message_id=message_id,
-            event_type=clean(event_type)[:MAX_TYPE],
-            source=clean(source)[:MAX_SOURCE],
-            payload=message.body or "null",
-            headers=headers.stored(message.key),
-            created_at=created_at,
-            own_time=own_time,
+        event_type, source, error = _kind(
+            headers.text(layout.type) or message.topic,
+            self._source or headers.text(layout.source) or message.topic,
         )
+        body, stored = message.body or "null", headers.stored(message.key)
+        incoming = Incoming(id, message_id, event_type, source, body, stored, created_at, own_time)
         if layout.has_more:
-            incoming.idempotency_key = _idempotency_key(headers.raw(layout.idempotency), settings.group)
+            incoming.idempotency_key = _idempotency_key(headers.raw(layout.idempotency), self._group)
             incoming.trace_id = _trace_id(headers)
             incoming.correlation_id = _short(headers.text(layout.correlation), MAX_TRACE)
             incoming.causation_id = _short(headers.text(layout.causation), MAX_TRACE)
             incoming.schema_version = _short(headers.text(layout.version), MAX_VERSION)
-        for what, text, limit in (("type", event_type, MAX_TYPE), ("source", source, MAX_SOURCE)):
-            if len(text) > limit:
-                return incoming.refused(message.body, f"{what} has {len(text)} characters, allowed: {limit}")
-        return incoming
+        return incoming if error is None else incoming.refused(message.body, error)
+
+
+@lru_cache(1024)
+def _kind(event_type: str, source: str) -> tuple[str, str, str | None]:
+    """Both as they go into the table, and why they do not fit; mostly those of the message before."""
+    error = None
+    for what, text, limit in (("source", source, MAX_SOURCE), ("type", event_type, MAX_TYPE)):
+        if len(text) > limit:
+            error = f"{what} has {len(text)} characters, allowed: {limit}"
+    return clean(event_type)[:MAX_TYPE], clean(source)[:MAX_SOURCE], error
 
 
 def _message_id(message: Received, headers: Headers) -> tuple[str, bool]:

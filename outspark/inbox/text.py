@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 
 
 def utf8(value: bytes) -> str | None:
@@ -25,7 +24,6 @@ def fitting(value: bytes, limit: int) -> str:
     return text if text is not None and len(text) <= limit else f"sha256:{hashlib.sha256(value).hexdigest()}"
 
 
-@lru_cache(4096)
 def clean(text: str) -> str:
-    """Of types, sources and names of headers, which are mostly those of the message before."""
+    """With a sign in the place of what PostgreSQL cannot hold."""
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")

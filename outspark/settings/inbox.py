@@ -90,7 +90,7 @@ class HandlingSettings(Model):
         20,
         ge=1,
         le=50,
-        description="Events whose handlers share a transaction, each behind a savepoint of its own.",
+        description="Events whose handlers share a transaction. After a failure the others are handled again.",
     )
     timeout: Duration = Field(timedelta(seconds=30), description="How long a handler may take.")
     lease: Duration = Field(

@@ -1,7 +1,7 @@
 """The ceiling of handling: claim, the handler's one INSERT, and complete, as a loop in SQL inside the server.
 
 The statements are those of a worker, in transactions as large as its own, one client per lane. What they lack is what
-a worker must add: rows that travel to a client, Python, a savepoint for each handler, and care about who else writes.
+a worker must add: rows that travel to a client, Python, and care about who else writes.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
@@ -263,8 +264,9 @@ def _said(error: KafkaException) -> str:
     return text(said) if isinstance(said, KafkaError) else str(error)
 
 
+@lru_cache(1024)
 def _time(kind: int, milliseconds: int) -> datetime | None:
-    """None too where it lies outside of the calendar: whoever sends may write anything."""
+    """None too where it lies outside of the calendar: whoever sends may write anything. Many share a millisecond."""
     if kind == TIMESTAMP_NOT_AVAILABLE:
         return None
     try:

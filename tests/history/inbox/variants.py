@@ -83,8 +83,8 @@ def lose_locks_unnoticed() -> None:
 
 def stand_no_guard() -> None:
     """A handler may commit by itself."""
-    _set(handling, "BEGIN", "SET TRANSACTION READ WRITE; SAVEPOINT outspark_event")
-    _set(handling, "END", "RELEASE SAVEPOINT outspark_event")
+    _set(handling, "BEGIN", "SET TRANSACTION READ WRITE")
+    _set(handling, "END", "SELECT 1")
 
 
 def _replace(module: Any, name: str, old: str, new: str) -> None:

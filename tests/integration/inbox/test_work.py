@@ -289,3 +289,45 @@ def test_rows_of_omni_boxes_own_making_are_handled_too(
     place.work_to_the_end(place.worker(ordering=ordering))
 
     assert place.effects() == ["Ada"]
+
+
+def test_a_failure_lets_its_neighbours_run_again_once_and_the_next_one_none(place: Place) -> None:
+    calls: list[str] = []
+
+    @place.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        calls.append(event.message_id)
+        write(conn, event.message_id)
+        if event.message_id in ("bad", "worse"):
+            raise ValueError("no")
+
+    worker = place.worker()
+    place.accept(*messages(["a", "bad", "b"]), max_attempts=1)
+    worker.run_once()
+    first, calls[:] = [*calls], []
+    place.accept(*messages(["c", "worse", "d"]), max_attempts=1)
+    worker.run_once()
+
+    assert first == ["a", "bad", "a", "b"]
+    assert calls == ["c", "worse", "d"]
+    assert place.effects() == ["a", "b", "c", "d"]
+    assert place.states()["a"] == ("completed", 0)
+    assert place.states()["bad"] == ("failed", 1)
+
+
+def test_an_error_of_the_database_counts_as_one_attempt(place: Place) -> None:
+    """Another handler may have left the transaction that it happened in, so it shows again who fails."""
+    calls: list[str] = []
+
+    @place.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        calls.append(event.message_id)
+        conn.execute("SELECT 1 / %s", [0 if event.message_id == "bad" else 1])
+        write(conn, event.message_id)
+
+    place.accept(*messages(["a", "bad", "b"]))
+    place.worker().run_once()
+
+    assert calls == ["a", "bad", "a", "bad", "b"]
+    assert place.effects() == ["a", "b"]
+    assert place.states()["bad"] == ("pending", 1)
