@@ -110,15 +110,16 @@ class Crew:
         if not isinstance(result, Broken):
             batch.outcomes |= {t.event.id: outcome for t, outcome in zip(tasks, result, strict=True)}
             return True
-        if not isinstance(result, Disturbed):
-            # When the database is gone for all of us, no event is at fault: then this raises.
-            place.conn.execute("SELECT 1")
-        # In order, what stands before the one at fault has to be through first; so it is found again.
-        if result.number is not None and (len(tasks) == 1 or self._settings.ordering == "none"):
-            batch.outcomes[tasks[result.number].event.id] = result.outcome
         if isinstance(result, Disturbed):
+            if result.number is not None:
+                batch.outcomes[tasks[result.number].event.id] = result.outcome
             self._wary = WARY
             return self._do(place, batch, self._still_to_do(batch, tasks))
+        # When the database is gone for all of us, no event is at fault: then this raises.
+        place.conn.execute("SELECT 1")
+        # In order, what stands before the one at fault has to be through first; so it is found again, alone.
+        if result.number is not None and (len(tasks) == 1 or self._settings.ordering == "none"):
+            batch.outcomes[tasks[result.number].event.id] = result.outcome
         if self._hung >= self._settings.max_hung:
             raise HandlerHung(
                 f"{self._hung} handlers of worker {self._settings.name} hang, and threads cannot be ended; "

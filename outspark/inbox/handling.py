@@ -1,8 +1,8 @@
 """The script of handling, as steps that a sync or an async connection takes, so that both follow the same.
 
 Under exactly-once a few events share a transaction; at the end one statement completes those that passed, and then all
-is committed together. A handler that fails takes all with it, and the others run once more, carefully: each behind a
-savepoint of its own.
+is committed together. A handler that fails takes all with it, and the others run once more, carefully: with a savepoint
+after each.
 
 A cursor stands guard against a handler that commits by itself: it is declared WITH HOLD over a query that fails, and
 PostgreSQL runs such a query when the transaction is committed. Only who closes the cursor first can commit. And whoever
@@ -31,12 +31,10 @@ log = logging.getLogger(__name__)
 
 # A setting that nobody has set is not known before the query runs, so the planner cannot fail too early.
 BEGIN = """
--- Stand guard over the transaction
+-- Stand guard over the transaction, and go behind a savepoint
 SET TRANSACTION READ WRITE;
 DECLARE outspark_guard CURSOR WITH HOLD FOR
-  SELECT coalesce(current_setting('outspark.no_such', true), 'a handler must not end the transaction')::int"""
-SAVE = """;
--- And go behind a savepoint
+  SELECT coalesce(current_setting('outspark.no_such', true), 'a handler must not end the transaction')::int;
 SAVEPOINT outspark_event"""
 PASS = """
 -- Keep what the handler did, and go behind the next savepoint
@@ -94,7 +92,7 @@ Script = Generator[Step, Any, A]
 def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
     outcomes: list[HandlingOutcome] = []
     stopped: set[str | None] = set()
-    yield Run(BEGIN + SAVE if group.careful else BEGIN)
+    yield Run(BEGIN)
     for number, task in enumerate(group.tasks):
         key = task.event.key if group.ordered else None
         if key is not None and key in stopped:
@@ -126,21 +124,22 @@ def _one_of_them(group: Group, task: Task, conn: psycopg.BaseConnection[Any]) ->
         except psycopg.errors.InvalidSavepointSpecification as error:
             raise Broken(group.number, Retry(ENDED_BY_ITSELF)) from error
     elif isinstance(outcome, Retry | Dead) and task.handler is not None:
-        # In order it is called once more, after those before it.
-        number = None if group.ordered else (yield from _at_fault(group, status))
+        number = yield from _at_fault(group, task)
         if number is not None:
             _report(group, task)
         raise Disturbed(number, outcome)
     return outcome
 
 
-def _at_fault(group: Group, status: TransactionStatus) -> Script[int | None]:
-    """Who failed, unless a handler before it may have ended the transaction, and left another in its place."""
-    if status is TransactionStatus.INERROR:
+def _at_fault(group: Group, task: Task) -> Script[int | None]:
+    """Who failed; None where that shows only when they run again."""
+    key, before = task.event.key, group.tasks[: group.number]
+    if group.ordered and key is not None and any(one.event.key == key for one in before):
         return None
     try:
-        yield Run(END)
+        yield Run(UNDO)
     except psycopg.Error:
+        # A handler before it has ended the transaction, and left another in its place.
         return None
     return group.number
 

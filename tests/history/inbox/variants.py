@@ -83,7 +83,7 @@ def lose_locks_unnoticed() -> None:
 
 def stand_no_guard() -> None:
     """A handler may commit by itself."""
-    _set(handling, "BEGIN", "SET TRANSACTION READ WRITE")
+    _set(handling, "BEGIN", "SET TRANSACTION READ WRITE; SAVEPOINT outspark_event")
     _set(handling, "END", "SELECT 1")
 
 

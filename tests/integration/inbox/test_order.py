@@ -63,6 +63,23 @@ def test_a_key_waits_for_its_head(ordered: Place, counted: bool) -> None:
     assert ordered.states()["x2"] == ("completed", 0)
 
 
+def test_what_a_failure_undoes_of_its_key_is_handled_again_before_it(ordered: Place) -> None:
+    calls: list[str] = []
+
+    @ordered.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        calls.append(event.message_id)
+        write(conn, event.message_id)
+        if event.message_id == "x2" and calls.count("x2") < 3:
+            raise ValueError("later")
+
+    ordered.accept(*keyed("x1", "x2", "x3", "y1"))
+    ordered.work_to_the_end()
+
+    assert calls == ["x1", "x2", "x1", "x2", "y1", "x2", "x3"]
+    assert per_key(ordered.effects()) == {"x": ["x1", "x2", "x3"], "y": ["y1"]}
+
+
 def test_a_dead_head_lets_its_key_go_on(ordered: Place) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
