@@ -46,7 +46,9 @@ class _TextsDumper(Dumper):
     def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
         conn = context.connection if context is not None else None
-        self._encoding = conn.info.encoding if conn is not None else "utf-8"
+        encoding = conn.info.encoding if conn is not None else "utf-8"
+        # SQL_ASCII is any bytes, and UTF-8 is what psycopg makes of text there too.
+        self._encoding = "utf-8" if encoding == "ascii" else encoding
 
     def dump(self, obj: Texts) -> bytes:
         length, encoding = _LENGTH.pack, self._encoding

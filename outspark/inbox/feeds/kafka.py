@@ -41,6 +41,8 @@ class KafkaFeed:
         """Partition -> the round since which it has been ours without a break."""
         self._due: dict[Partition, int] = {}
         """Offsets that the brokers have not heard of, though they were told: a rebalance was in progress."""
+        self._reached: dict[Partition, int] = {}
+        """The last offsets that were told: none before them must be told again."""
         self._soon = Soon()
         self._stock: list[Received] = []
         """Slipped in while nothing was to be taken."""
@@ -114,6 +116,7 @@ class KafkaFeed:
         self._consumer = None
         self._owned.clear()
         self._due.clear()
+        self._reached.clear()
         self._stock.clear()
         self._held = False
 
@@ -172,6 +175,7 @@ class KafkaFeed:
         for partition, message in last.items():
             if self.owns(message):
                 self._due[partition] = max(self._due.get(partition, 0), message.offset + 1)
+                self._reached[partition] = self._due[partition]
 
     def _tell(self, consumer: Consumer) -> None:
         """Commit what is due, and still is when a rebalance is in progress."""
@@ -188,10 +192,8 @@ class KafkaFeed:
         """What became of commits that nobody waited for; what did not pass in a rebalance is told again."""
         refused = self._soon.refused()
         self._judge(error for _, error in refused)
-        for one, error in refused:
-            partition = one.topic, one.partition
-            if error.code() in LATER and partition in self._owned:
-                self._due[partition] = max(self._due.get(partition, 0), one.offset)
+        again = {(one.topic, one.partition) for one, error in refused if error.code() in LATER}
+        self._due |= {partition: self._reached[partition] for partition in again & self._reached.keys()}
         if self._soon.takes_longer_than(COMMIT_TIMEOUT):
             self._leave()
             close_later(consumer)
@@ -234,6 +236,7 @@ class KafkaFeed:
         gone = {(one.topic, one.partition) for one in partitions}
         for partition in gone:
             self._owned.pop(partition, None)
+            self._reached.pop(partition, None)
         self._stock = [message for message in self._stock if self.owns(message)]
         return {partition: self._due.pop(partition) for partition in gone & self._due.keys()}
 

@@ -42,10 +42,14 @@ def test_bytes_are_utf8(conn: psycopg.Connection[Any]) -> None:
             there_and_back(conn, Texts([wrong]))
 
 
-def test_a_connection_may_have_another_encoding(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("SET client_encoding = 'LATIN1'")
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_connection_may_have_another_encoding(conn: psycopg.Connection[Any], encoding: str) -> None:
+    conn.execute(f"SET client_encoding = '{encoding}'")
 
-    assert there_and_back(conn, Texts(["\u00e4", "\u00e4".encode(), None])) == ["\u00e4", "\u00e4", None]
+    row = conn.execute(
+        "SELECT %s = ARRAY[U&'\\00e4', U&'\\00e4', 'b']", [Texts(["\u00e4", "\u00e4".encode(), b"b"])]
+    )
+    assert row.fetchone() == (True,)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation, ResourceType
 
 from outspark.embedded.kafka import Kafka
@@ -21,6 +21,7 @@ from outspark.errors import FeedFailed, SettingsError
 from outspark.event import Message
 from outspark.inbox import Received
 from outspark.inbox.feeds import Feed
+from outspark.inbox.feeds.kafka import KafkaFeed
 from outspark.inbox.feeds.kafka_options import instance_id
 from outspark.outcome import DELIVERED
 from tests.integration.inbox.feeds.contract import (
@@ -119,6 +120,21 @@ def test_commits_that_nobody_waits_for_come_in_their_order(rig: KafkaFeedRig) ->
     for message in got:
         feed.commit_soon([message])
     feed.close()
+    assert rig.committed() == [20]
+
+
+def test_a_commit_that_is_told_again_takes_none_back_that_passed_since(rig: KafkaFeedRig) -> None:
+    rig.send(*numbered(20))
+    feed = rig.open()
+    got = gather(feed, 20)
+    feed.commit(got)
+    assert isinstance(feed, KafkaFeed)
+
+    # As the answer to a commit of offset 5 comes, if it was made during a rebalance.
+    feed._soon(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(rig.topic, 0, 5)])
+    assert list(feed.poll(100, 0.2)) == []
+    feed.close()
+
     assert rig.committed() == [20]
 
 
