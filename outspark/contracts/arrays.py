@@ -13,7 +13,7 @@ from psycopg.abc import AdaptContext
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-_TEXT, _TEXTS, _TIMESTAMPTZ, _TIMESTAMPTZS = 25, 1009, 1184, 1185
+_TEXT, _TEXTS, _TIMESTAMPTZ, _TIMESTAMPTZS, _UUID, _UUIDS = 25, 1009, 1184, 1185, 2950, 2951
 _EPOCH, _MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 _HEAD = Struct(
@@ -23,6 +23,7 @@ _EMPTY = Struct("!iiI")
 _LENGTH = Struct("!i")
 _TIME = Struct("!iq")
 _NULL = _LENGTH.pack(-1)
+_UUID_LENGTH = _LENGTH.pack(16).hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,18 @@ class Times:
     """A `timestamptz[]`."""
 
     items: Sequence[datetime | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Uuids:
+    """A `uuid[]`, of ids as they are written."""
+
+    items: Sequence[str]
+
+
+def text_array(ids: Sequence[str]) -> str:
+    """For ids of any other type, as an array literal."""
+    return f"{{{','.join(ids)}}}"
 
 
 class _TextsDumper(Dumper):
@@ -75,11 +88,23 @@ class _TimesDumper(Dumper):
         )
 
 
+class _UuidsDumper(Dumper):
+    format = Format.BINARY
+    oid = _UUIDS
+
+    def dump(self, obj: Uuids) -> bytes:
+        # All in one: by far the fastest way from hexadecimal to bytes.
+        digits = "".join([_UUID_LENGTH + id for id in obj.items]).replace("-", "")
+        return _head(_UUID, len(obj.items)) + bytes.fromhex(digits)
+
+
 def _array(type: int, items: list[bytes]) -> bytes:
-    if not items:
-        return _EMPTY.pack(0, 0, type)
+    return _head(type, len(items)) + b"".join(items)
+
+
+def _head(type: int, count: int) -> bytes:
     # That there may be NULLs is only a hint.
-    return _HEAD.pack(1, 1, type, len(items), 1) + b"".join(items)
+    return _HEAD.pack(1, 1, type, count, 1) if count else _EMPTY.pack(0, 0, type)
 
 
 def _text(item: str | bytes | None) -> str | None:
@@ -87,6 +112,7 @@ def _text(item: str | bytes | None) -> str | None:
 
 
 def register(conn: psycopg.BaseConnection[Any]) -> None:
-    """Teach a connection what `Texts` and `Times` are."""
+    """Teach a connection what these are."""
     conn.adapters.register_dumper(Texts, _TextsDumper)
     conn.adapters.register_dumper(Times, _TimesDumper)
+    conn.adapters.register_dumper(Uuids, _UuidsDumper)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from outspark.contracts.arrays import Texts, Times, register
+from outspark.contracts.arrays import Texts, Times, Uuids, register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, resolve_inbox
 from outspark.inbox.arrivals import Accepted, Arrivals, Duplicate, OutOfPartitions, Refused
@@ -181,7 +181,7 @@ def parameters(incoming: Sequence[Incoming], settings: AcceptSettings) -> dict[s
     return {
         "group": settings.group,
         "max_attempts": settings.max_attempts,
-        "ids": Texts([one.id for one in incoming]),
+        "ids": Uuids([one.id for one in incoming]),
         "event_types": Texts([one.event_type for one in incoming]),
         "message_ids": Texts([one.message_id for one in incoming]),
         "sources": Texts([one.source for one in incoming]),

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from outspark.contracts import ids
+from outspark.contracts import arrays
 from outspark.errors import PoolerDetected
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -52,7 +52,7 @@ def connect(url: str, name: str) -> Connection:
     )
     try:
         _refuse_pooler(conn)
-        ids.register(conn)
+        arrays.register(conn)
         settings = {**PLANNER, **SERVER_KEEPALIVES, **ZONE}
         conn.execute(CONFIGURE, {"names": list(settings), "values": list(settings.values())})
     except BaseException:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from outspark.contracts.arrays import text_array
 from outspark.contracts.attempts import attempts_table
 from outspark.contracts.contract import LaneStatements
-from outspark.contracts.ids import text_array
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.known import still

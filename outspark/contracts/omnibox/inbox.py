@@ -41,14 +41,14 @@ INSERT INTO {table}
   (id, event_type, message_id, consumer_group, source, payload, headers, trace_id, idempotency_key,
    correlation_id, causation_id, schema_version, status, attempts_made, max_attempts, last_error,
    scheduled_at, created_at, updated_at)
-SELECT m.id::uuid, m.event_type, m.message_id, %(group)s::text, m.source, m.payload::jsonb, m.headers::jsonb,
+SELECT m.id, m.event_type, m.message_id, %(group)s::text, m.source, m.payload::jsonb, m.headers::jsonb,
        m.trace_id, m.idempotency_key, m.correlation_id, m.causation_id, m.schema_version,
        CASE WHEN m.error IS NULL THEN 'pending' ELSE 'failed' END,
        CASE WHEN m.error IS NULL THEN 0 ELSE %(max_attempts)s::int END, %(max_attempts)s::int, m.error,
        start.at + (m.position - 1) * interval '1 microsecond', coalesce(m.created_at, start.at), start.at
 FROM start
 CROSS JOIN unnest(
-  %(ids)s::text[], %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)s::text[],
+  %(ids)s::uuid[], %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)s::text[],
   %(headers)s::text[], %(trace_ids)s::text[], %(idempotency_keys)s::text[], %(correlation_ids)s::text[],
   %(causation_ids)s::text[], %(schema_versions)s::text[], %(errors)s::text[], %(created_ats)s::timestamptz[]
 ) WITH ORDINALITY AS m(id, event_type, message_id, source, payload, headers, trace_id, idempotency_key,

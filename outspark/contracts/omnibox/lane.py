@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from outspark.contracts.arrays import Uuids
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
-from outspark.contracts.ids import uuid_array
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.check import Layout, look_at
@@ -221,7 +221,7 @@ def lane_statements(
         waiting=text(_WAITING),
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
-        pack=uuid_array,
+        pack=Uuids,
         read=_read,
         low_water=owned,
     )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from outspark.contracts.arrays import Uuids
 from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
-from outspark.contracts.ids import uuid_array
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
@@ -217,7 +217,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         waiting=text(_WAITING),
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
-        pack=uuid_array,
+        pack=Uuids,
         read=_read,
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
-from outspark.contracts.arrays import Texts, Times, register
+from outspark.contracts.arrays import Texts, Times, Uuids, register
 from tests.databases import Database
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, 123456, tzinfo=UTC)
@@ -22,7 +23,7 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
         yield conn
 
 
-def there_and_back(conn: psycopg.Connection[Any], given: Texts | Times) -> Any:
+def there_and_back(conn: psycopg.Connection[Any], given: Texts | Times | Uuids) -> Any:
     row = conn.execute("SELECT %s", [given]).fetchone()
     assert row is not None
     return row[0]
@@ -65,3 +66,10 @@ def test_times(conn: psycopg.Connection[Any], items: list[datetime | None]) -> N
     conn.execute("SET timezone = 'UTC'")
 
     assert there_and_back(conn, Times(items)) == items
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_uuids(conn: psycopg.Connection[Any], count: int) -> None:
+    ids = [uuid4() for _ in range(count)]
+
+    assert there_and_back(conn, Uuids([str(id) for id in ids])) == ids
