@@ -101,9 +101,12 @@ class RabbitMQRig:
         self.server.stop()
 
     def kill(self) -> None:
-        """Not before the queue is on disk: whoever made it was answered earlier."""
-        time.sleep(max(self._declared + WRITTEN_WITHIN - time.monotonic(), 0.0))
+        self.await_disk()
         self.server.kill()
+
+    def await_disk(self) -> None:
+        """Until the queue is on disk: whoever made it was answered earlier."""
+        time.sleep(max(self._declared + WRITTEN_WITHIN - time.monotonic(), 0.0))
 
     def close(self) -> None:
         for publisher in self._publishers:

@@ -57,6 +57,7 @@ class TestRabbitMQOutages(Outages):
         publisher = rig.open()
         assert_all_delivered(publisher.publish([message(rig)], TIMEOUT), 1)
         batch = messages(rig, 2000, size=20_000)
+        rig.await_disk()
         killer = threading.Thread(target=lambda: _kill_after(rig, 200))
         killer.start()
         outcomes = publisher.publish(batch, TIMEOUT)
