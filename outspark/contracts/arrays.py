@@ -94,7 +94,7 @@ class _UuidsDumper(Dumper):
 
     def dump(self, obj: Uuids) -> bytes:
         # All in one: by far the fastest way from hexadecimal to bytes.
-        digits = "".join([_UUID_LENGTH + id for id in obj.items]).replace("-", "")
+        digits = _UUID_LENGTH.join(["", *obj.items]).replace("-", "")
         return _head(_UUID, len(obj.items)) + bytes.fromhex(digits)
 
 
