@@ -74,7 +74,7 @@ def _jeap(axes: Axes, results: Results) -> None:
 def _inbox(axes: Axes, results: Results) -> None:
     rows = [row for row in results.rows if row.scenario in INBOX and row.rate]
     _bars(axes, rows, [f"{row.scenario.removeprefix('inbox-')} {row.host}" for row in rows])
-    axes.set_title("An inbox: messages taken in, events handled, each a second")
+    axes.set_title("An inbox: taken in, handled, events/s")
 
 
 def _bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str]) -> None:
