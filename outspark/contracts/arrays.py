@@ -16,9 +16,8 @@ from psycopg.pq import Format
 _TEXT, _TEXTS, _TIMESTAMPTZ, _TIMESTAMPTZS, _UUID, _UUIDS = 25, 1009, 1184, 1185, 2950, 2951
 _EPOCH, _MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
-_HEAD = Struct(
-    "!iiIii"
-)  # dimensions, whether there are NULLs, type of the items, how many, number of the first
+# Dimensions, whether there are NULLs, type of the items, how many, number of the first.
+_HEAD = Struct("!iiIii")
 _EMPTY = Struct("!iiI")
 _LENGTH = Struct("!i")
 _TIME = Struct("!iq")

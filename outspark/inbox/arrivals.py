@@ -11,7 +11,7 @@ from outspark.inbox.message import Incoming, Received
 
 @dataclass(frozen=True, slots=True)
 class New:
-    word: ClassVar = "new"
+    word: ClassVar[str] = "new"
     """For metrics."""
     id: str
 
@@ -31,7 +31,7 @@ class Duplicate:
 class Refused:
     """It can never be handled, so it is kept as dead, with its body as it is."""
 
-    word: ClassVar = "refused"
+    word: ClassVar[str] = "refused"
     id: str
     error: str
 
@@ -40,7 +40,7 @@ class Refused:
 class OutOfPartitions:
     """No partition holds its time. It is kept as dead in the present one, and may be requeued."""
 
-    word: ClassVar = "out_of_partitions"
+    word: ClassVar[str] = "out_of_partitions"
     id: str
     error: str
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any, Final
+from typing import Any
 
+from outspark.inbox.outcome import MAX_ERROR
 from outspark.inbox.text import utf8
-
-MAX_ERROR: Final = 2000
 
 # A NUL inside a string; what follows an even number of backslashes is an escape.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")

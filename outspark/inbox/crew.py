@@ -1,6 +1,6 @@
 """Runs the handlers of a claimed batch: group by group in another thread, watched, and alone where a group broke.
 
-A savepoint for each handler costs about as much as a short handler does. So there are none until one fails; then
+A savepoint for each handler costs more than half of what a short handler does. So there are none until one fails; then
 the others of its group run again with savepoints, and so do the next ones, because failures seldom come alone.
 """
 

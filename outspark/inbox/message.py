@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from outspark.inbox.body import MAX_ERROR, fault, wrap
+from outspark.inbox.body import fault, wrap
 from outspark.inbox.headers import HeaderReader, Headers
+from outspark.inbox.outcome import MAX_ERROR
 from outspark.inbox.text import clean, fitting, to_bytes, utf8
 from outspark.settings.inbox import AcceptSettings
 

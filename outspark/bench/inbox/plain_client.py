@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 from outspark.bench.inbox.messages import Load
-from outspark.contracts.arrays import register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import accept_statements
 from outspark.inbox import Received
@@ -34,7 +33,6 @@ def main() -> None:
     accept = accept_statements(TableName.parse(order["table"])).accept.encode()
     workbench.calm_collector()
     with connect(order["url"], f"outspark bench client {client}") as conn:
-        register(conn)
         while line := sys.stdin.readline():
             load = Load(**json.loads(line))
             batches = [
