@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import FrameType
@@ -43,20 +43,21 @@ def run_inbox(
 
 
 def _run(app: LanesApp, stack: ExitStack, until_empty: bool) -> int:
+    stop = _Stop()
+    stop.listen()
     server = _serve(app)
     if server is not None:
         stack.callback(server.stop)
-    done = threading.Event()
-    _on_signals(done)
     stack.callback(app.stop)
     app.start()
     # Spark takes over SIGINT while its session starts.
-    _on_signals(done)
-    while not done.wait(0.25):
+    stop.listen()
+    while not stop.asked:
         if app.lost:
             raise SparkLost()
         if until_empty and app.drained():
             break
+        time.sleep(0.25)
     return 0
 
 
@@ -86,12 +87,21 @@ def _serve(app: LanesApp) -> ServerThread | None:
     return server
 
 
-def _on_signals(done: threading.Event) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
-        if done.is_set():
-            os._exit(128 + number)
-        log.info("stopping; once more stops at once", extra={"signal": signal.Signals(number).name})
-        done.set()
+class _Stop:
+    """Asked for by a signal, and at once by a second one.
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    A signal may come while the one before is being answered, so that is noted before anything else, and
+    without a lock: an Event's may be held by what was interrupted.
+    """
+
+    asked = False
+
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(128 + number)
+        self.asked = True
+        log.info("stopping; once more stops at once", extra={"signal": signal.Signals(number).name})
