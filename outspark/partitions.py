@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from outspark.contracts import partitions as statements
-from outspark.contracts.names import TableName, resolve
+from outspark.contracts.names import MADE_MEANWHILE, TableName, resolve
 from outspark.contracts.partitions import Layout, Partition
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ _ODD = "%Y%m%d_%H%M%S"
 # Somebody holds the table, or has just made the same partition, or one that overlaps it.
 _BUSY = (
     psycopg.errors.LockNotAvailable,
-    psycopg.errors.DuplicateTable,
-    psycopg.errors.UniqueViolation,
+    *MADE_MEANWHILE,
     psycopg.errors.InvalidObjectDefinition,
 )
 

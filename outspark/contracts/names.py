@@ -21,6 +21,13 @@ _PLAIN = r"[A-Za-z_][A-Za-z0-9_$]*"
 _QUOTED = r'"[\w$ .\-]+"'
 _NAME = re.compile(rf"(?:(?P<schema>{_PLAIN}|{_QUOTED})\.)?(?P<table>{_PLAIN}|{_QUOTED})")
 
+MADE_MEANWHILE = (
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.DuplicateObject,
+    psycopg.errors.UniqueViolation,
+)
+"""What a CREATE TABLE may fail with when somebody makes the same at the same time, even one with IF NOT EXISTS."""
+
 FIND_TABLE = """\
 -- Where a table name leads on this connection's search path
 SELECT n.nspname, c.relname

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from outspark.contracts import slots as statements
-from outspark.contracts.names import TableName, lock_class
+from outspark.contracts.names import MADE_MEANWHILE, TableName, lock_class
 from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
 from outspark.relay.connection import Connection
 from outspark.relay.owner import Owner
@@ -118,7 +118,7 @@ def _ensure_table(conn: Connection, table: TableName, create: str) -> None:
         return
     try:
         conn.execute(create.encode())
-    except psycopg.errors.UniqueViolation:
+    except MADE_MEANWHILE:
         log.debug("%s was created by another lane at the same moment", table)
     except psycopg.errors.InsufficientPrivilege as error:
         raise SlotsTableMissing(create) from error

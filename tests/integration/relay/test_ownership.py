@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -237,3 +239,18 @@ def test_a_lane_reports_the_missing_table_and_goes_on_when_it_is_there(place: Pl
     place.work(mended, lane)
 
     assert place.broker.delivered() == ["a"]
+
+
+def test_lanes_that_start_at_once_make_the_table_of_slots_once(place: Place) -> None:
+    """Also where one begins between what another looks for and what it makes: often enough that it happens."""
+    owners = [OwnerOfSlots(place) for _ in range(4)]
+
+    def start(owner: OwnerOfSlots) -> None:
+        together.wait()
+        owner.slots.prepare()
+
+    with ThreadPoolExecutor(len(owners)) as pool:
+        for _ in range(40):
+            owners[0].conn.execute("DROP TABLE IF EXISTS outspark_slots")
+            together = threading.Barrier(len(owners))
+            list(pool.map(start, owners))
