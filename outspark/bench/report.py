@@ -79,7 +79,7 @@ and a ratio is that of the medians.
   the group stand at the end, and then the inbox must hold each message once. The ceiling is the same INSERT, in batches
   as large, by one plain process per lane, with the parameters for its share of the messages ready in memory.
 - **inbox-work**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
-  20 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
+  50 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
   worker's claim, one INSERT for each event, and its completion, in transactions as large. In the end every event is
   completed at its first attempt, and its effect is there once.
 - **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at

@@ -23,6 +23,13 @@ State = Literal["done", "ready", "dead"]
 TOKEN_PREFIX = "outspark/"
 """Every token of ours begins with it, which tells our claims from those of other relays."""
 
+LAZILY = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
+"""A condition that always holds: the commit of this transaction does not wait for the disk, nor for a standby.
+
+For what is only done again when a crash of the server takes it back: a claim, and the mark that all of a batch was
+delivered.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Settlement:

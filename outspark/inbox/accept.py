@@ -14,6 +14,7 @@ from outspark.contracts.arrays import Texts, Times, Uuids, register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, resolve_inbox
 from outspark.inbox.arrivals import Accepted, Arrivals, Duplicate, OutOfPartitions, Refused
+from outspark.inbox.headers import Headers
 from outspark.inbox.ledger import Ledger
 from outspark.inbox.message import Incoming, Reader, Received
 from outspark.inbox.placing import Placing
@@ -25,6 +26,13 @@ log = logging.getLogger(__name__)
 
 # Whatever the database's default is: who waited for others has to see what they took in.
 ISOLATE = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+LAZILY = "SET LOCAL synchronous_commit = off"
+
+# The smallest thing that a commit waits for.
+FLUSH = """\
+-- Write to the log, so that all before it is on disk when this returns
+SELECT pg_logical_emit_message(true, 'outspark', '')"""
 
 # What single messages can do to a statement: no JSON, a number out of range, nesting too deep, whatever jsonb minds.
 _UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
@@ -62,11 +70,17 @@ class Acceptor:
         self._look_first = False
         self._check_first = False
         """Look into bodies before PostgreSQL does, because some were no JSON of late."""
+        self._lazily = False
 
-    def accept(self, messages: Sequence[Received]) -> list[Accepted]:
-        """One outcome a message, in their order."""
+    def accept(self, messages: Sequence[Received], *, lazily: bool = False) -> list[Accepted]:
+        """One outcome a message, in their order.
+
+        `lazily` does not wait for the disk: a crash of the server, which ends the session too, may take it back until
+        something that was committed after it is safe.
+        """
         if not messages:
             return []
+        self._lazily = lazily
         try:
             outcomes = self._accept(messages)
         except psycopg.errors.CheckViolation as error:
@@ -79,6 +93,11 @@ class Acceptor:
             outcomes = self._accept(messages)
         self._count(messages, outcomes)
         return outcomes
+
+    def flush(self) -> None:
+        """Make safe all that was accepted lazily."""
+        with self.conn.transaction():
+            self.conn.execute(FLUSH)
 
     def unsettled(self, message_ids: Sequence[str]) -> set[str]:
         """Which of these messages are accepted and not at their end."""
@@ -98,15 +117,20 @@ class Acceptor:
         with self.conn.transaction():
             if alone and self.partitioned:
                 self.conn.execute(ISOLATE)
+            if self._lazily:
+                self.conn.execute(LAZILY)
             batch = self._read(messages)
             self._take_in(batch)
         return [batch.outcomes[place] for place in range(len(messages))]
 
     def _read(self, messages: Sequence[Received]) -> Arrivals:
-        known = self._known(messages) if self._look_first else {}
+        headers = [self.reader.headers(message) for message in messages]
+        known = self._known(messages, headers) if self._look_first else {}
         read, ids = self.reader.read, uuid7_run(len(messages))
         incoming = {
-            place: read(message, ids[place]) for place, message in enumerate(messages) if place not in known
+            place: read(message, ids[place], headers[place])
+            for place, message in enumerate(messages)
+            if place not in known
         }
         batch = Arrivals(messages, incoming, known)
         batch.drop_repeated("message_id")
@@ -157,9 +181,9 @@ class Acceptor:
             else:
                 batch.decide(place, Duplicate("idempotency_key"))
 
-    def _known(self, messages: Sequence[Received]) -> dict[int, Accepted]:
+    def _known(self, messages: Sequence[Received], headers: Sequence[Headers]) -> dict[int, Accepted]:
         """Those that are there already, by their ids alone: the rest of them need not be read."""
-        ids = [self.reader.message_id(message) for message in messages]
+        ids = list(map(self.reader.message_id, messages, headers))
         known = self._ledger.known_messages(ids)
         return {place: Duplicate("message_id") for place, id in enumerate(ids) if id in known}
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 IDLE_MARGIN = 5.0
 LOOKS = 10
-WARY = 50
+WARY = 20
 """Groups with savepoints after a failure."""
 
 
@@ -52,11 +52,12 @@ class Crew:
         """Fill in `batch.outcomes`. After an error, what has no outcome was not done, or is undone."""
         self._beat_later()
         for tasks in self._groups([self._task(event) for event in batch.events]):
-            if self._do(place, batch, self._still_to_do(batch, tasks)):
-                continue
-            # All that was in the transaction is undone. Alone, each shows what it does.
-            for task in tasks:
-                self._do(place, batch, self._still_to_do(batch, [task]))
+            while todo := self._still_to_do(batch, tasks):
+                if not self._do(place, batch, todo):
+                    # All that was in the transaction is undone. Alone, each shows what it does.
+                    for task in todo:
+                        self._do(place, batch, self._still_to_do(batch, [task]))
+                    break
 
     def close(self) -> None:
         if self._hand is not None:
@@ -108,7 +109,7 @@ class Crew:
         if isinstance(result, Unable):
             raise result.error
         if not isinstance(result, Broken):
-            batch.outcomes |= {t.event.id: outcome for t, outcome in zip(tasks, result, strict=True)}
+            batch.outcomes |= {t.event.id: outcome for t, outcome in zip(tasks, result, strict=False)}
             return True
         if isinstance(result, Disturbed):
             if result.number is not None:

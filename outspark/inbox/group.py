@@ -18,6 +18,7 @@ from outspark.inbox.router import Handler
 from outspark.outcome import Dead, Retry
 
 _MARGIN = 1.0
+_LONG = 0.1
 _LONGEST_COMMIT = 60.0
 
 
@@ -63,6 +64,8 @@ class Group:
     number: int | None = None
     """The task that is being done; None before the first and after the last."""
     begun: bool = False
+    until: float = 0.0
+    """When it has had enough of them for one transaction."""
     error: BaseException | None = None
     """What the last handler failed with."""
     deadline: float = field(default_factory=lambda: time.monotonic() + _LONGEST_COMMIT)
@@ -78,9 +81,15 @@ class Group:
     def begin(self, number: int) -> None:
         # A hung async handler is cancelled first; only if that does not help is its thread left behind.
         margin = _MARGIN if self.is_async else 0.0
-        self.deadline = time.monotonic() + self.tasks[number].timeout.total_seconds() + margin
+        now = time.monotonic()
+        self.deadline = now + self.tasks[number].timeout.total_seconds() + margin
         self.number = number
-        self.begun = True
+        if not self.begun:
+            self.begun, self.until = True, now + _LONG
+
+    def had_enough(self) -> bool:
+        """Slow handlers must not hold each other's locks for long."""
+        return self.begun and time.monotonic() >= self.until
 
     def end(self) -> None:
         self.deadline = time.monotonic() + _LONGEST_COMMIT

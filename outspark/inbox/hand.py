@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from outspark.contracts import arrays
 from outspark.inbox.driving import run, run_async
 from outspark.inbox.group import Broken, Group, Unable
 from outspark.inbox.outcome import HandlingOutcome, judge
@@ -105,12 +106,14 @@ class Hand:
 
     def _connect(self) -> psycopg.Connection[Any]:
         conn = psycopg.connect(self.url, autocommit=True, **self._options())
+        arrays.register(conn)
         conn.execute(CONFIGURE, self._settings())
         conn.autocommit = False
         return conn
 
     async def _connect_async(self) -> psycopg.AsyncConnection[Any]:
         conn = await psycopg.AsyncConnection.connect(self.url, autocommit=True, **self._options())
+        arrays.register(conn)
         await conn.execute(CONFIGURE, self._settings())
         await conn.set_autocommit(False)
         return conn

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from outspark.contracts.arrays import Texts, Times, Uuids
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.group import Broken, Disturbed, Group, Task
 from outspark.inbox.outcome import HANDLED, LOST, MAX_ERROR, Handled, HandlingOutcome, judge
@@ -90,10 +91,13 @@ Script = Generator[Step, Any, A]
 
 
 def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
+    """The outcomes of the first so many tasks; the others are for another transaction."""
     outcomes: list[HandlingOutcome] = []
     stopped: set[str | None] = set()
     yield Run(BEGIN)
     for number, task in enumerate(group.tasks):
+        if group.had_enough():
+            break
         key = task.event.key if group.ordered else None
         if key is not None and key in stopped:
             outcomes.append(HELD)
@@ -148,7 +152,7 @@ def _complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]
     """Broken where a lock was lost meanwhile: what was done for that event must not stay."""
     passed = [
         (task.event, outcome.reason if isinstance(outcome, Skipped) else None)
-        for task, outcome in zip(group.tasks, outcomes, strict=True)
+        for task, outcome in zip(group.tasks, outcomes, strict=False)
         if isinstance(outcome, Handled | Skipped)
     ]
     if not passed:
@@ -213,9 +217,9 @@ def _report(group: Group, task: Task) -> None:
 
 def _completion(group: Group, passed: Sequence[tuple[InboxEvent, str | None]]) -> dict[str, Any]:
     return {
-        "ids": [event.id for event, _ in passed],
-        "created_ats": [event.created_at for event, _ in passed],
-        "notes": [None if note is None else f"skipped: {note}"[:MAX_ERROR] for _, note in passed],
+        "ids": Uuids([event.id for event, _ in passed]),
+        "created_ats": Times([event.created_at for event, _ in passed]),
+        "notes": Texts([None if note is None else f"skipped: {note}"[:MAX_ERROR] for _, note in passed]),
         "token": group.token,
     }
 

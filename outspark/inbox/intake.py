@@ -12,6 +12,9 @@ from outspark.inbox.arrivals import Accepted
 from outspark.inbox.message import Received
 from outspark.settings.inbox import Strategy
 
+LAZY_BATCHES = 3
+"""In a flood, those whose commit does not wait for the disk, before one that does."""
+
 
 class Feed(Protocol):
     """A broker as a consumer sees it. For one thread.
@@ -82,6 +85,8 @@ class Intake:
         self._strategy = strategy
         self._batch_size = batch_size
         self._max_open = max_open
+        self._kept: list[Received] = []
+        """Accepted lazily: the broker hears of them once they are safe."""
         self._batch: Sequence[Received] = ()
         """Polled and not accepted yet: the feed would not give it again."""
         self._runs: dict[tuple[str, int], deque[_Run]] = {}
@@ -101,18 +106,41 @@ class Intake:
                 return []
             self._batch = self._feed.poll(self._batch_size, timeout)
         if not self._batch:
+            self.flush()
             return []
         messages, acknowledge = self._batch, self._strategy.acknowledge
         if acknowledge == "first":
             self._feed.commit(messages)
-        outcomes = self._acceptor.accept(messages)
+        lazily = self._may_be_lazy(messages)
+        outcomes = self._acceptor.accept(messages, lazily=lazily)
         self._batch = ()
         if acknowledge == "kept":
-            self._feed.commit_soon(messages)
+            self._kept += messages
+            if not lazily:
+                self._tell()
         elif acknowledge == "final":
             self._await_end(messages)
             self._commit_final()
         return outcomes
+
+    def flush(self) -> None:
+        """Make safe what was accepted lazily, and tell the broker."""
+        if self._kept:
+            self._acceptor.flush()
+            self._tell()
+
+    def _may_be_lazy(self, messages: Sequence[Received]) -> bool:
+        """In a flood one commit in a few waits for the disk, and makes those before it safe with it.
+
+        If the server crashes first, the session is lost, and with it this intake: the feed starts anew, and gives again
+        all that it was not told of.
+        """
+        flood = len(messages) == self._batch_size and len(self._kept) < LAZY_BATCHES * self._batch_size
+        return flood and self._strategy.acknowledge == "kept"
+
+    def _tell(self) -> None:
+        kept, self._kept = self._kept, []
+        self._feed.commit_soon(kept)
 
     def _await_end(self, messages: Sequence[Received]) -> None:
         """Of duplicates too: whoever delivered them first may not have come to their end."""

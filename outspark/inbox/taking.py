@@ -72,3 +72,4 @@ class Taker:
                 elif intake.open:
                     # Handlers elsewhere have to get on first.
                     stopping.wait(POLL_TIMEOUT)
+            intake.flush()

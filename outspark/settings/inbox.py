@@ -87,10 +87,11 @@ class HandlingSettings(Model):
     )
     batch_size: int = Field(100, ge=1, le=10_000, description="Events a worker claims at once.")
     transaction_size: int = Field(
-        20,
+        50,
         ge=1,
         le=50,
-        description="Events whose handlers share a transaction. After a failure the others are handled again.",
+        description="Events whose handlers share a transaction, unless it takes longer than 100 ms before. "
+        "After a failure the others are handled again.",
     )
     timeout: Duration = Field(timedelta(seconds=30), description="How long a handler may take.")
     lease: Duration = Field(

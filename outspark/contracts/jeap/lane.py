@@ -15,7 +15,7 @@ from psycopg import sql
 
 from outspark.contracts.arrays import text_array
 from outspark.contracts.attempts import attempts_table
-from outspark.contracts.contract import LaneStatements
+from outspark.contracts.contract import LAZILY, LaneStatements
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.known import still
@@ -65,6 +65,8 @@ WITH {fence}
 UPDATE {table} e SET sent_scheduled = clock_timestamp(), failed = NULL, resend = false
 WHERE e.id = ANY(%(ids)s::bigint[]) AND {still_waiting} AND (SELECT holds FROM fence)
 """
+
+_DELIVER_ALL = f"{_DELIVER}  AND {{lazily}}"
 
 _SETTLE = """
 -- Settle the rest: skipped counts as sent, dead as failed. What waits for its next try stays as it is.
@@ -134,6 +136,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "order_key": ordered_by,
+        "lazily": sql.SQL(LAZILY),
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
         "event": sql.SQL(_EVENT).format(parent=sql.SQL(_PARENT[settings.jeap.trace])),
@@ -153,7 +156,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         claim=text(_CLAIM),
         claim_ids=text(_CLAIM_IDS),
         deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER),
+        deliver_all=text(_DELIVER_ALL),
         settle=text(_SETTLE),
         adopt=text(_NONE_WAITING),
         suspects=text(_SUSPECTS),

@@ -19,6 +19,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from outspark.contracts.contract import LAZILY
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName, resolve
 
@@ -95,7 +96,7 @@ _SAME_TIME = """AND e.created_at = o.created_at"""
 _LOCK = """
 UPDATE {table} e
 SET locked_at = clock_timestamp(), locked_by = %(token)s, updated_at = clock_timestamp()
-FROM chosen o WHERE {named}
+FROM chosen o WHERE {named} AND {lazily}
 RETURNING {event}, o.position"""
 
 # What was tried before goes alone, so that an event that kills its worker takes no other with it.
@@ -331,6 +332,7 @@ def work_statements(
         "event": sql.SQL(_EVENT),
         "free": sql.SQL(_FREE),
         "key": key,
+        "lazily": sql.SQL(LAZILY),
         "slot": slot,
         "held": still(sql.SQL(_HELD)),
         "still_free": still(sql.SQL(_FREE)),

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from outspark.contracts.arrays import Uuids
-from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
+from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.check import Layout, look_at
@@ -52,33 +52,30 @@ _FROM_OLDEST = """
 CASE WHEN %(low)s::timestamptz > '0001-01-02'::timestamptz THEN %(low)s::timestamptz ELSE {oldest} END"""
 _FROM_ANYWHERE = """'-infinity'::timestamptz"""
 
-# A claim that is lost when the server crashes is only made again, so its commit need not wait for the disk.
-_LAZILY = """lazily AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS commit)"""
-
 _LOCK = """SET locked_at = now(), locked_by = %(token)s, updated_at = now()"""
 
 # No FOR UPDATE: the slots are owned, and the UPDATE looks at the lock again when a foreign relay was faster.
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
-WITH {lazily}, next AS MATERIALIZED (
+WITH next AS MATERIALIZED (
   SELECT e.id, e.created_at FROM {table} e
   WHERE {due} AND e.created_at >= {start} ORDER BY e.created_at, e.id LIMIT %(limit)s
 )
 UPDATE {table} e {lock}
-FROM next, lazily
-WHERE {same_row} AND {still_unlocked} AND lazily.commit = 'off'
+FROM next
+WHERE {same_row} AND {still_unlocked} AND {lazily}
 RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
 -- Claim free events beside other relays: what somebody else is taking is passed over.
-WITH {lazily}, next AS MATERIALIZED (
+WITH next AS MATERIALIZED (
   SELECT e.id, e.created_at FROM {table} e
   WHERE {free} AND e.scheduled_at <= now() AND e.event_type <> ALL(%(types)s::text[])
   ORDER BY e.scheduled_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 UPDATE {table} e {lock}
-FROM next, lazily WHERE {same_row} AND lazily.commit = 'off'
+FROM next WHERE {same_row} AND {lazily}
 RETURNING {event}
 """
 
@@ -114,11 +111,13 @@ UPDATE {table} e {complete}
 WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_leased} AND (SELECT holds FROM fence)
 """
 
+_DELIVER_ALL = f"{_DELIVER}  AND {{lazily}}"
+
 _DELIVER_LEASE = """
 -- Settle all that one claim brought, through the index on locked_at.
 WITH {fence}
 UPDATE {table} e {complete}
-WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence)
+WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND {lazily}
 """
 
 _SETTLE = """
@@ -213,7 +212,7 @@ def lane_statements(
         claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
         claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
         deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER),
+        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER_ALL),
         settle=text(_SETTLE),
         adopt=text(_ADOPT),
         suspects=text(_SUSPECTS),
@@ -232,7 +231,7 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "event": sql.SQL(_EVENT),
-        "lazily": sql.SQL(_LAZILY),
+        "lazily": sql.SQL(LAZILY),
         "lock": sql.SQL(_LOCK),
         "complete": sql.SQL(_COMPLETE),
         "counted": sql.SQL(_COUNTED),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from outspark.contracts.arrays import Uuids
-from outspark.contracts.contract import TOKEN_PREFIX, LaneStatements
+from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
@@ -38,24 +38,21 @@ e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at
   AND (e.partition_key IS NULL OR e.partition_key <> ALL(%(blocked)s::text[]))
   AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
 
-# A claim that is lost when the server crashes is only made again, so its commit need not wait for the disk.
-_LAZILY = """lazily AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS commit)"""
-
 # No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
-WITH {lazily}, next AS MATERIALIZED (
+WITH next AS MATERIALIZED (
   SELECT e.event_id FROM {table} e WHERE {ready} ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 )
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next, lazily WHERE e.event_id = next.event_id AND {still_pending} AND lazily.commit = 'off'
+FROM next WHERE e.event_id = next.event_id AND {still_pending} AND {lazily}
 RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
 -- Claim free events beside other relays: what somebody else is taking is passed over.
-WITH {lazily}, next AS MATERIALIZED (
+WITH next AS MATERIALIZED (
   SELECT e.event_id FROM {table} e
   WHERE e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
     AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
@@ -63,7 +60,7 @@ WITH {lazily}, next AS MATERIALIZED (
 )
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next, lazily WHERE e.event_id = next.event_id AND lazily.commit = 'off'
+FROM next WHERE e.event_id = next.event_id AND {lazily}
 RETURNING {event}
 """
 
@@ -103,13 +100,15 @@ SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_t
 WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_leased} AND (SELECT holds FROM fence)
 """
 
+_DELIVER_ALL = f"{_DELIVER}  AND {{lazily}}"
+
 _DELIVER_LEASE = """
 -- Settle all that one claim brought, through the index on locked_at.
 WITH {fence}
 UPDATE {table} e
 SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_timestamp(),
     locked_by = NULL, locked_at = NULL, last_error = NULL
-WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence)
+WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND {lazily}
 """
 
 _SETTLE = """
@@ -192,7 +191,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "event": sql.SQL(_EVENT).format(),
-        "lazily": sql.SQL(_LAZILY),
+        "lazily": sql.SQL(LAZILY),
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(settings.slots)),
         "fence": fence if owned else sql.SQL(_NO_FENCE),
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
@@ -209,7 +208,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
         claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
         deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER),
+        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER_ALL),
         settle=text(_SETTLE),
         adopt=text(_ADOPT),
         suspects=text(_SUSPECTS),

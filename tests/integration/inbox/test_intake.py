@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pytest
 
+from outspark.embedded.postgres import Postgres
 from outspark.inbox import Intake, Received, Strategy
-from tests.integration.inbox.place import Place, message
+from tests.databases import Database
+from tests.integration.inbox.place import Place, message, open_place
 
 ON_SUCCESS = Strategy.AT_LEAST_ONCE_ON_SUCCESS
 
@@ -140,3 +142,60 @@ def test_a_batch_that_the_database_did_not_take_is_tried_again(place: Place, str
 
     assert len(outcomes) == 2
     assert set(place.states()) == {"a", "b"}
+
+
+def flood(*letters: str) -> Logs:
+    """Full batches of two, one a word."""
+    return Logs([batch(**dict.fromkeys(pair, 0)) for pair in letters])
+
+
+def test_in_a_flood_the_broker_hears_of_several_batches_at_once(place: Place) -> None:
+    logs = flood("ab", "cd", "ef", "gh", "ij")
+    intake = Intake(logs, place.acceptor(), batch_size=2)
+    for _ in range(3):
+        intake.run_once()
+    assert logs.committed() == []
+
+    intake.run_once()
+    assert logs.committed() == list("abcdefgh")
+
+    # The flood is over, and what is left is told all the same.
+    intake.run_once()
+    assert logs.committed() == list("abcdefgh")
+    intake.run_once()
+    assert logs.committed() == list("abcdefghij")
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AT_MOST_ONCE, ON_SUCCESS])
+def test_only_what_is_told_later_may_be_kept_lazily(place: Place, strategy: Strategy) -> None:
+    """A trigger sees how each transaction will be committed."""
+    place.conn.execute("CREATE TABLE commits (how text)")
+    place.conn.execute(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO commits VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
+    )
+    place.conn.execute(f"CREATE TRIGGER note AFTER INSERT ON {place.table} EXECUTE FUNCTION note()".encode())
+    for how in (strategy, Strategy.EXACTLY_ONCE):
+        intake = Intake(flood("ab" if how is strategy else "cd"), place.acceptor(), how, batch_size=2)
+        intake.run_once()
+
+    assert place.ask("SELECT how FROM commits") == [("on",), ("off",)]
+
+
+def test_what_a_crash_of_the_server_takes_back_was_never_told() -> None:
+    # Long enough that nothing gets to the disk by itself.
+    forgetful = Postgres(options={"wal_writer_delay": "10s"})
+    with forgetful as server, closing(Database(server.url())) as database:
+        place = open_place(database)
+        logs = flood("ab", "cd", "ef", "gh", "ij", "kl")
+        intake = Intake(logs, place.acceptor(), batch_size=2)
+        for _ in range(6):
+            intake.run_once()
+
+        server.stop(immediate=True)
+        server.start()
+
+        with pytest.raises(psycopg.OperationalError):
+            intake.run_once()
+        kept = database.connect().execute(f"SELECT message_id FROM {place.table}".encode()).fetchall()
+        assert sorted(id for (id,) in kept) == list("abcdefgh") == logs.committed()

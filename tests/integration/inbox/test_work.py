@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,16 +29,36 @@ def test_effects_and_completion_are_committed_together(either: Place) -> None:
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
 
-    ids = [f"m{n}" for n in range(45)]
+    ids = [f"m{n}" for n in range(95)]
     either.accept(*messages(ids))
 
-    assert either.worker().run_once() == 45
+    assert either.worker().run_once() == 95
 
     assert either.effects() == ids
     assert set(either.states().values()) == {("completed", 0)}
     row = either.row("m0")
     assert (row["locked_at"], row["locked_by"], row["last_error"]) == (None, None, None)
     assert row["completed_at"] is not None
+
+
+def test_slow_handlers_share_a_transaction_with_few(either: Place) -> None:
+    transactions: list[str] = []
+
+    @either.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        [row] = conn.execute("SELECT pg_current_xact_id()::text").fetchall()
+        transactions.append(row[0])
+        write(conn, event.message_id)
+        time.sleep(0.06)
+
+    ids = [f"m{n}" for n in range(6)]
+    either.accept(*messages(ids))
+
+    assert either.worker().run_once() == 6
+
+    assert either.effects() == ids
+    assert set(either.states().values()) == {("completed", 0)}
+    assert max(Counter(transactions).values()) <= 2
 
 
 def test_async_handlers_get_an_async_connection(either: Place) -> None:
