@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -150,7 +151,8 @@ class Acceptor:
         if not places:
             return set()
         try:
-            with self.conn.transaction():
+            # Only what is looked for among the others needs a way back.
+            with self.conn.transaction() if self._check_first else nullcontext():
                 rows = parameters([batch.incoming[place] for place in places], self.settings)
                 return {row[0] for row in self._ledger.rows(self._sql.accept, rows)}
         except _UNFIT as error:

@@ -74,18 +74,29 @@ class HeaderReader:
         self._layouts: dict[tuple[str, ...], Layout] = {}
 
     def read(self, given: Iterable[tuple[str, bytes | str | None]]) -> Headers:
-        pairs = [
-            (name, value if isinstance(value, bytes) else to_bytes(value))
-            for name, value in given
-            if value is not None
-        ]
-        names = tuple([name for name, _ in pairs])
+        pairs = list(given)
+        names, values = zip(*pairs, strict=True) if pairs else ((), ())
+        for value in values:
+            if type(value) is not bytes:
+                names, values = _as_bytes(pairs)
+                break
         layout = self._layouts.get(names)
         if layout is None:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[names] = _layout(names, self._settings)
-        return Headers(layout, [value for _, value in pairs])
+        return Headers(layout, values)
+
+
+def _as_bytes(
+    pairs: Sequence[tuple[str, bytes | str | None]],
+) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
+    """Without those that have no value."""
+    there = [(name, value) for name, value in pairs if value is not None]
+    return (
+        tuple(name for name, _ in there),
+        tuple(value if isinstance(value, bytes) else to_bytes(value) for _, value in there),
+    )
 
 
 def _layout(names: tuple[str, ...], settings: AcceptSettings) -> Layout:

@@ -154,13 +154,19 @@ def _created_at(
 
 def _uuid7_time(text: str) -> datetime | None:
     if plain := _UUID7.fullmatch(text):
-        return _EPOCH + timedelta(milliseconds=int(plain[1] + plain[2], 16))
+        return _at(plain[1] + plain[2])
     # It may be written in other ways.
     try:
         id = UUID(text)
         return _EPOCH + timedelta(milliseconds=id.int >> 80) if id.version == 7 else None
     except (ValueError, OverflowError):
         return None
+
+
+@lru_cache(1024)
+def _at(milliseconds: str) -> datetime:
+    """In hexadecimal, since 1970; many messages share one."""
+    return _EPOCH + timedelta(milliseconds=int(milliseconds, 16))
 
 
 def _rfc3339(text: str | None) -> datetime | None:
