@@ -104,9 +104,8 @@ class Intake:
             if self.open >= self._max_open:
                 self._feed.hold(timeout)
                 return []
-            self._batch = self._feed.poll(self._batch_size, timeout)
+            self._batch = self._poll(timeout)
         if not self._batch:
-            self.flush()
             return []
         messages, acknowledge = self._batch, self._strategy.acknowledge
         if acknowledge == "first":
@@ -128,6 +127,14 @@ class Intake:
         if self._kept:
             self._acceptor.flush()
             self._tell()
+
+    def _poll(self, timeout: float) -> Sequence[Received]:
+        """Before it waits for more, the broker hears of what it may be waiting for itself."""
+        if self._kept:
+            if found := self._feed.poll(self._batch_size, 0.0):
+                return found
+            self.flush()
+        return self._feed.poll(self._batch_size, timeout)
 
     def _may_be_lazy(self, messages: Sequence[Received]) -> bool:
         """In a flood one commit in a few waits for the disk, and makes those before it safe with it.
