@@ -8,7 +8,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
-# What tests and demo start from Debian's packages; all else comes from wheels.
+# What tests, bench and demo start from Debian's packages; all else comes from wheels.
 SERVERS := redis-server rabbitmq-server amqp-tools
 SERVERS_redis := redis-server
 SERVERS_rabbitmq := rabbitmq-server
@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-servers: ## Install the Debian servers that tests use, where that is possible (test and faults do it)
+servers: ## Install the Debian servers that tests and bench use, where that is possible (they do it themselves)
 	@sh scripts/servers $(SERVERS)
 
 demo: $(STAMP) ## See events go to a broker and into an inbox, with lanes killed on the way
@@ -60,7 +60,7 @@ check: $(STAMP) ## Lint, format, types and layers; seconds, no servers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## Measure throughput and latency against the ceiling
+bench: $(STAMP) servers ## Measure throughput and latency against the ceiling
 	$(BIN)/outspark bench $(ARGS)
 
 faults: $(STAMP) servers ## Run only what goes wrong on purpose: kills, outages, restarts

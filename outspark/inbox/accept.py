@@ -77,7 +77,8 @@ class Acceptor:
         """One outcome a message, in their order.
 
         `lazily` does not wait for the disk: a crash of the server, which ends the session too, may take it back until
-        something that was committed after it is safe.
+        something that was committed after it is safe. Otherwise all that the outcomes speak of is safe, rows that
+        somebody else accepted lazily among them.
         """
         if not messages:
             return []
@@ -121,7 +122,11 @@ class Acceptor:
             if self._lazily:
                 self.conn.execute(LAZILY)
             batch = self._read(messages)
-            self._take_in(batch)
+            wrote = self._take_in(batch)
+            if not wrote and not self._lazily:
+                # A commit with nothing to write waits for nothing, though these are duplicates of rows that may not
+                # be on disk yet: whoever took them in lost their partition before it told the broker, say.
+                self.conn.execute(FLUSH)
         return [batch.outcomes[place] for place in range(len(messages))]
 
     def _read(self, messages: Sequence[Received]) -> Arrivals:
@@ -139,12 +144,14 @@ class Acceptor:
             batch.check()
         return batch
 
-    def _take_in(self, batch: Arrivals) -> None:
+    def _take_in(self, batch: Arrivals) -> bool:
+        """Is there anything new?"""
         if self.partitioned:
             self._placing.place(batch)
             self._placing.drop_known(batch)
         new = self._insert(batch, list(batch.incoming))
         self._decide(batch, new)
+        return bool(new)
 
     def _insert(self, batch: Arrivals, places: list[int]) -> set[str]:
         """Ids of rows that are new. What PostgreSQL refuses is found, at last by halving, and kept as dead."""

@@ -199,3 +199,20 @@ def test_what_a_crash_of_the_server_takes_back_was_never_told() -> None:
             intake.run_once()
         kept = database.connect().execute(f"SELECT message_id FROM {place.table}".encode()).fetchall()
         assert sorted(id for (id,) in kept) == list("abcdefgh") == logs.committed()
+
+
+def test_duplicates_of_what_is_not_on_disk_are_told_only_once_it_is() -> None:
+    """A partition changes hands while its first owner has kept messages lazily and told nobody."""
+    forgetful = Postgres(options={"wal_writer_delay": "10s"})
+    with forgetful as server, closing(Database(server.url())) as database:
+        place = open_place(database)
+        first, second = flood("ab"), flood("ab")
+        Intake(first, place.acceptor(), batch_size=2).run_once()
+        Intake(second, place.acceptor(), batch_size=3).run_once()
+        assert (first.committed(), second.committed()) == ([], ["a", "b"])
+
+        server.stop(immediate=True)
+        server.start()
+
+        kept = database.connect().execute(f"SELECT message_id FROM {place.table}".encode()).fetchall()
+        assert sorted(id for (id,) in kept) == ["a", "b"]
