@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from outspark import metrics
+from outspark.contracts.arrays import Texts
 from outspark.errors import OwnershipLost
 from outspark.outcome import DELIVERED
 from outspark.relay.deliveries import Deliveries
@@ -136,7 +137,7 @@ class SourceLoop:
             token,
             {
                 "slots": self.tenure.active if self.tenure is not None else [],
-                "blocked": keys.blocked(),
+                "blocked": Texts(keys.blocked()),
                 "types": keys.blocked_types(),
                 "low": self.low.begin(),
                 "limit": settings.batch_size,

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from outspark.contracts.arrays import text_array
 from outspark.contracts.attempts import attempts_table
+from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY, LaneStatements
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
@@ -35,7 +36,7 @@ _WAITING = """(({unsent}) OR e.resend)"""
 _READY = """
 {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
   AND {slot} = ANY(%(slots)s::int[])
-  AND (cardinality(%(blocked)s::text[]) = 0 OR {order_key} <> ALL(%(blocked)s::text[]))"""
+  AND {not_blocked}"""
 
 # A driver's work goes by columns, so the ids of a trace come in one, and there is none for the order key.
 _EVENT = """e.id::text, e.topic, e.key, e.message, e.created, e.cluster_name, e.message_id,
@@ -91,7 +92,7 @@ _SUSPECTS = """
 -- What a vanished owner may have had in flight: the head of each slot.
 SELECT e.id::text, {order_key} FROM {table} e
 WHERE {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
-  AND {slot} = ANY(%(slots)s::int[]) AND {order_key} <> ALL(%(blocked)s::text[])
+  AND {slot} = ANY(%(slots)s::int[]) AND {not_blocked}
 ORDER BY e.id LIMIT %(limit)s
 """
 
@@ -136,6 +137,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "order_key": ordered_by,
+        "not_blocked": not_blocked(ordered_by),
         "lazily": sql.SQL(LAZILY),
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),

@@ -19,6 +19,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName, resolve
@@ -128,7 +129,7 @@ WITH chosen AS MATERIALIZED (
 # is not locked.
 _IN_ORDER = """
     AND {slot} = ANY(%(slots)s::int[])
-    AND ({key} IS NULL OR {key} <> ALL(%(blocked)s::text[]))
+    AND {not_blocked}
     AND ({key} IS NULL OR {key} <> ALL(ARRAY(
       SELECT {key} FROM {table} e
       WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
@@ -332,6 +333,7 @@ def work_statements(
         "event": sql.SQL(_EVENT),
         "free": sql.SQL(_FREE),
         "key": key,
+        "not_blocked": not_blocked(key),
         "lazily": sql.SQL(LAZILY),
         "slot": slot,
         "held": still(sql.SQL(_HELD)),

@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 
 from outspark.contracts.arrays import Uuids
+from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
@@ -41,7 +42,7 @@ _FREE = """e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.
 
 _DUE = """
 {free} AND e.scheduled_at <= now()
-  AND {slot} = ANY(%(slots)s::int[]) AND e.partition_key <> ALL(%(blocked)s::text[])"""
+  AND {slot} = ANY(%(slots)s::int[]) AND {not_blocked}"""
 
 # omni-box has an index of what is due, which is not in order, and one in order, which is full of what is completed.
 # So the first says where to enter the second; the scan of it is kept from being planned as that very walk. With our
@@ -240,6 +241,7 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(settings.slots)),
         "leased": sql.SQL(_LEASED_ROW if marked else _UNLOCKED),
         "prefix": sql.Literal(TOKEN_PREFIX),
+        "not_blocked": not_blocked(sql.SQL("e.partition_key")),
         # The time finds the partition. In a table without, it might be found by time alone, which many rows may share.
         "same_row": sql.SQL(
             "e.id = next.id AND e.created_at = next.created_at" if layout.partitioned else "e.id = next.id"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from outspark.contracts.arrays import Uuids
+from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
@@ -35,7 +36,7 @@ _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) 
 _READY = """
 e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
   AND {slot} = ANY(%(slots)s::int[])
-  AND (e.partition_key IS NULL OR e.partition_key <> ALL(%(blocked)s::text[]))
+  AND {not_blocked}
   AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
 
 # No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
@@ -147,7 +148,7 @@ _SUSPECTS = """
 -- What a vanished owner may have had in flight when a claim leaves no mark: the head of each slot.
 SELECT e.event_id::text, e.partition_key FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at <= now() AND {slot} = ANY(%(slots)s::int[])
-  AND (e.partition_key IS NULL OR e.partition_key <> ALL(%(blocked)s::text[]))
+  AND {not_blocked}
 ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 """
 
@@ -197,7 +198,8 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
         "prefix": sql.Literal(TOKEN_PREFIX),
     }
-    parts["ready"] = sql.SQL(_READY).format(slot=parts["slot"])
+    parts["not_blocked"] = not_blocked(sql.SQL("e.partition_key"))
+    parts["ready"] = sql.SQL(_READY).format(**parts)
     parts["still_pending"] = still(sql.SQL("e.status = 'PENDING'"))
     parts["still_leased"] = still(parts["leased"])
 
