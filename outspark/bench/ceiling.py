@@ -4,7 +4,8 @@ Its claim is a fixed yardstick, the plain statement that anybody would write for
 ready events, mark them, return them. So the ceiling does not move when a lane's own statements get better. Those,
 too, run inside the server beside it (`own`), with a low-water mark that rises with every batch. Where a claim is only
 a look, there is nothing to mark, and a lane's own statements are the ceiling. All have the planner settings of a
-lane's session and its fenced settle, claim and settle each in a transaction of its own.
+lane's session and its fenced settle, claim and settle each in a transaction of its own; those of a lane's own
+statements do not wait for the disk, as in a lane, and those of the yardstick do.
 What they lack is what a relay must add: rows that travel to a client, Python, a destination, and care about who
 else writes.
 """
@@ -38,12 +39,14 @@ DECLARE
   _claims int := 0;
   _token text;
   _ids text[];
+  _leased_at timestamptz;
   _changed bigint;
 BEGIN
   LOOP
     _claims := _claims + 1;
     _token := format('outspark/ceiling/%s/%s', _slots[1], _claims);
-    WITH claimed AS MATERIALIZED ({claim}) SELECT array_agg({id}), {low} INTO _ids, _low FROM claimed;
+    WITH claimed AS MATERIALIZED ({claim})
+    SELECT array_agg({id}), {low}, {leased} INTO _ids, _low, _leased_at FROM claimed;
     COMMIT;
     EXIT WHEN _ids IS NULL;
     {deliver};
@@ -153,7 +156,8 @@ class Ceiling:
             claim=with_variables(statements.claim) if own else plain,
             id=sql.Identifier(table.id),
             low=sql.SQL("min(created_at)" if rises else "'-infinity'::timestamptz"),
-            deliver=with_variables(statements.deliver),
+            leased=sql.SQL("max(locked_at)" if own and self.lease == "row" else "NULL::timestamptz"),
+            deliver=with_variables(statements.deliver_all if own else statements.deliver),
         )
 
 

@@ -14,8 +14,7 @@ from psycopg.pq import TransactionStatus
 from outspark.contracts.arrays import Texts, Times, Uuids, register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, resolve_inbox
-from outspark.inbox.arrivals import Accepted, Arrivals, Duplicate, OutOfPartitions, Refused
-from outspark.inbox.headers import Headers
+from outspark.inbox.arrivals import SAME_KEY, SAME_MESSAGE, Accepted, Arrivals, OutOfPartitions, Refused
 from outspark.inbox.ledger import Ledger
 from outspark.inbox.message import Incoming, Reader, Received
 from outspark.inbox.placing import Placing
@@ -38,8 +37,8 @@ SELECT pg_logical_emit_message(true, 'outspark', '')"""
 # What single messages can do to a statement: no JSON, a number out of range, nesting too deep, whatever jsonb minds.
 _UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
 
-MANY = 0.25
-"""The share of duplicates in a batch from which on the next one is looked up first: they come in storms."""
+PROBES = 16
+"""Messages of a large batch that show whether it is worth looking for duplicates among all: they come in storms."""
 
 
 class Acceptor:
@@ -68,7 +67,6 @@ class Acceptor:
         name_in_catalog = {"name": self.table.identifier.as_string(conn)}
         self.partitioned = bool(self._ledger.rows(PARTITIONED, name_in_catalog)[0][0])
         self._placing = Placing(self._ledger)
-        self._look_first = False
         self._check_first = False
         """Look into bodies before PostgreSQL does, because some were no JSON of late."""
         self._lazily = False
@@ -130,11 +128,11 @@ class Acceptor:
         return [batch.outcomes[place] for place in range(len(messages))]
 
     def _read(self, messages: Sequence[Received]) -> Arrivals:
-        headers = [self.reader.headers(message) for message in messages]
-        known = self._known(messages, headers) if self._look_first else {}
-        read, ids = self.reader.read, uuid7_run(len(messages))
+        sights = list(map(self.reader.sight, messages))
+        known = self._known([message_id for _, message_id, _ in sights])
+        read, ids = self.reader.read, iter(uuid7_run(len(messages) - len(known)))
         incoming = {
-            place: read(message, ids[place], headers[place])
+            place: read(message, next(ids), sights[place])
             for place, message in enumerate(messages)
             if place not in known
         }
@@ -182,26 +180,30 @@ class Acceptor:
             if one.idempotency_key is not None and one.id not in new
         ]
         known = self._ledger.known_messages(by_key) if by_key else set()
-        for place, one in list(batch.incoming.items()):
+        for place, one in batch.incoming.items():
             if one.id in new:
-                batch.decide(place, batch.kept(place))
+                batch.outcomes[place] = batch.kept(place, one)
             elif one.idempotency_key is None or one.message_id in known:
-                batch.decide(place, Duplicate("message_id"))
+                batch.outcomes[place] = SAME_MESSAGE
             else:
-                batch.decide(place, Duplicate("idempotency_key"))
+                batch.outcomes[place] = SAME_KEY
+        batch.incoming.clear()
 
-    def _known(self, messages: Sequence[Received], headers: Sequence[Headers]) -> dict[int, Accepted]:
-        """Those that are there already, by their ids alone: the rest of them need not be read."""
-        ids = list(map(self.reader.message_id, messages, headers))
-        known = self._ledger.known_messages(ids)
-        return {place: Duplicate("message_id") for place, id in enumerate(ids) if id in known}
+    def _known(self, message_ids: Sequence[str]) -> dict[int, Accepted]:
+        """Those that are there already, by their ids alone: the rest of them need not be read, nor tried."""
+        apart = len(message_ids) // PROBES
+        if apart < 2 or not self._ledger.known_messages(message_ids[::apart]):
+            return {}
+        known = self._ledger.known_messages(message_ids)
+        return {place: SAME_MESSAGE for place, id in enumerate(message_ids) if id in known}
 
     def _count(self, messages: Sequence[Received], outcomes: Sequence[Accepted]) -> None:
         words = Counter([outcome.word for outcome in outcomes])
-        self._look_first = words["duplicate"] + words["duplicate_key"] >= MANY * len(outcomes)
         self._check_first = words["refused"] > 0
         for said, count in words.items():
             self.tally.add(INBOX_ACCEPTED_TOTAL, count, group=self.settings.group, outcome=said)
+        if not words.keys() & {Refused.word, OutOfPartitions.word}:
+            return
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, Refused | OutOfPartitions):
                 place = f"{message.log or message.topic}-{message.partition}-{message.offset}"

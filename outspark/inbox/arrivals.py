@@ -27,6 +27,9 @@ class Duplicate:
         return "duplicate" if self.by == "message_id" else "duplicate_key"
 
 
+SAME_MESSAGE, SAME_KEY = Duplicate("message_id"), Duplicate("idempotency_key")
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """It can never be handled, so it is kept as dead, with its body as it is."""
@@ -72,13 +75,12 @@ class Arrivals:
         for place, one in list(self.incoming.items()):
             name = one.message_id if by == "message_id" else one.idempotency_key
             if name in seen:
-                self.decide(place, Duplicate(by))
+                self.decide(place, SAME_MESSAGE if by == "message_id" else SAME_KEY)
             elif name is not None:
                 seen.add(name)
 
-    def kept(self, place: int) -> Accepted:
+    def kept(self, place: int, one: Incoming) -> Accepted:
         """What a message is that has its row now."""
-        one = self.incoming[place]
         if one.error is None:
             return New(one.id)
         return OutOfPartitions(one.id, one.error) if place in self.strays else Refused(one.id, one.error)

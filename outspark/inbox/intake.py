@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,7 @@ LAZY_BATCHES = 3
 
 
 class Feed(Protocol):
-    """A broker as a consumer sees it. For one thread.
+    """A broker as a consumer sees it. For one thread at a time.
 
     FeedFailed from any of these means that the feed starts anew, from `commit` that it may: what was not committed
     comes again.
@@ -69,7 +70,11 @@ class _Run:
 
 
 class Intake:
-    """Takes in from one feed. `run_once` polls once; what is not committed by then comes again after a restart."""
+    """Takes in from one feed. `run_once` polls once; what is not committed by then comes again after a restart.
+
+    In a flood the next batch is polled while the database takes the one before, by a thread of its own, which `close`
+    ends. The feed is to be closed after that.
+    """
 
     def __init__(
         self,
@@ -89,6 +94,9 @@ class Intake:
         """Accepted lazily: the broker hears of them once they are safe."""
         self._batch: Sequence[Received] = ()
         """Polled and not accepted yet: the feed would not give it again."""
+        self._ahead: Future[Sequence[Received]] | None = None
+        """The next batch, polled while the one before was accepted."""
+        self._poller = ThreadPoolExecutor(1, "outspark intake")
         self._runs: dict[tuple[str, int], deque[_Run]] = {}
         """What waits for its end, by partition."""
 
@@ -110,8 +118,14 @@ class Intake:
         messages, acknowledge = self._batch, self._strategy.acknowledge
         if acknowledge == "first":
             self._feed.commit(messages)
-        lazily = self._may_be_lazy(messages)
-        outcomes = self._acceptor.accept(messages, lazily=lazily)
+        flood = acknowledge == "kept" and len(messages) == self._batch_size
+        lazily = flood and self._may_be_lazy()
+        if flood and self._ahead is None:
+            self._ahead = self._poller.submit(self._feed.poll, self._batch_size, 0.0)
+        try:
+            outcomes = self._acceptor.accept(messages, lazily=lazily)
+        finally:
+            self._await_poller()
         self._batch = ()
         if acknowledge == "kept":
             self._kept += messages
@@ -128,22 +142,32 @@ class Intake:
             self._acceptor.flush()
             self._tell()
 
+    def close(self) -> None:
+        self._poller.shutdown()
+
     def _poll(self, timeout: float) -> Sequence[Received]:
         """Before it waits for more, the broker hears of what it may be waiting for itself."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (found := ahead.result()):
+            return found
         if self._kept:
             if found := self._feed.poll(self._batch_size, 0.0):
                 return found
             self.flush()
         return self._feed.poll(self._batch_size, timeout)
 
-    def _may_be_lazy(self, messages: Sequence[Received]) -> bool:
+    def _await_poller(self) -> None:
+        """Until the feed may be called again. What the poll failed with comes out of the next one."""
+        if self._ahead is not None:
+            wait([self._ahead])
+
+    def _may_be_lazy(self) -> bool:
         """In a flood one commit in a few waits for the disk, and makes those before it safe with it.
 
         If the server crashes first, the session is lost, and with it this intake: the feed starts anew, and gives again
         all that it was not told of.
         """
-        flood = len(messages) == self._batch_size and len(self._kept) < LAZY_BATCHES * self._batch_size
-        return flood and self._strategy.acknowledge == "kept"
+        return len(self._kept) < LAZY_BATCHES * self._batch_size
 
     def _tell(self) -> None:
         kept, self._kept = self._kept, []

@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 # As they are usually written. With an e in front the time may lie beyond the calendar.
 _UUID7 = re.compile(
-    r"([0-9a-d][0-9a-f]{7})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.ASCII
+    r"([0-9a-d][0-9a-f]{7}-[0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.ASCII
 )
 
 
@@ -86,6 +86,10 @@ class Incoming:
         return self if error is None else self.refused(self.payload, error)
 
 
+Sight = tuple[Headers, str, bool]
+"""A message at first sight: its headers, its id, and whether a header holds that."""
+
+
 class Reader:
     """Reads messages as the settings of a consumer group say. It never fails."""
 
@@ -93,22 +97,26 @@ class Reader:
         self._group, self._source = settings.group, settings.source
         self._headers = HeaderReader(settings)
 
-    def headers(self, message: Received) -> Headers:
-        return self._headers.read(message.headers)
+    def sight(self, message: Received) -> Sight:
+        """Enough to know whether it is there already, in a fraction of the time."""
+        headers = self._headers.read(message.headers)
+        given = headers.raw(headers.layout.id)
+        if given is not None:
+            return headers, fitting(given, MAX_ID), True
+        place = f"{message.log or message.topic}-{message.partition}-{message.offset}"
+        return headers, fitting(to_bytes(place), MAX_ID), False
 
-    def message_id(self, message: Received, headers: Headers | None = None) -> str:
-        """The id alone, in a fraction of the time. `headers` are its own, where they are read already."""
-        return _message_id(message, headers or self.headers(message))[0]
+    def message_id(self, message: Received) -> str:
+        return self.sight(message)[1]
 
-    def read(self, message: Received, id: str, headers: Headers | None = None) -> Incoming:
+    def read(self, message: Received, id: str, sight: Sight | None = None) -> Incoming:
         """All but its body, for which PostgreSQL has the last word anyway. `id` is that of its row."""
-        headers = headers or self.headers(message)
+        headers, message_id, from_header = sight or self.sight(message)
         layout = headers.layout
-        message_id, from_header = _message_id(message, headers)
         created_at, own_time = _created_at(message, message_id, from_header, headers)
         event_type, source, error = _kind(
-            headers.text(layout.type) or message.topic,
-            self._source or headers.text(layout.source) or message.topic,
+            (headers.text(layout.type) if layout.type else None) or message.topic,
+            self._source or (headers.text(layout.source) if layout.source else None) or message.topic,
         )
         body, stored = message.body or "null", headers.stored(message.key)
         incoming = Incoming(id, message_id, event_type, source, body, stored, created_at, own_time)
@@ -131,15 +139,6 @@ def _kind(event_type: str, source: str) -> tuple[str, str, str | None]:
     return clean(event_type)[:MAX_TYPE], clean(source)[:MAX_SOURCE], error
 
 
-def _message_id(message: Received, headers: Headers) -> tuple[str, bool]:
-    """The id, and whether a header holds it."""
-    given = headers.raw(headers.layout.id)
-    if given is not None:
-        return fitting(given, MAX_ID), True
-    place = f"{message.log or message.topic}-{message.partition}-{message.offset}"
-    return fitting(to_bytes(place), MAX_ID), False
-
-
 def _created_at(
     message: Received, message_id: str, from_header: bool, headers: Headers
 ) -> tuple[datetime | None, bool]:
@@ -154,7 +153,7 @@ def _created_at(
 
 def _uuid7_time(text: str) -> datetime | None:
     if plain := _UUID7.fullmatch(text):
-        return _at(plain[1] + plain[2])
+        return _at(plain[1])
     # It may be written in other ways.
     try:
         id = UUID(text)
@@ -165,8 +164,8 @@ def _uuid7_time(text: str) -> datetime | None:
 
 @lru_cache(1024)
 def _at(milliseconds: str) -> datetime:
-    """In hexadecimal, since 1970; many messages share one."""
-    return _EPOCH + timedelta(milliseconds=int(milliseconds, 16))
+    """In hexadecimal, with the hyphen that stands among them, since 1970; many messages share one."""
+    return _EPOCH + timedelta(milliseconds=int(milliseconds.replace("-", ""), 16))
 
 
 def _rfc3339(text: str | None) -> datetime | None:

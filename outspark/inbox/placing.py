@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from outspark.contracts import partitions
 from outspark.errors import PartitionMissing
-from outspark.inbox.arrivals import Arrivals, Duplicate
+from outspark.inbox.arrivals import SAME_KEY, SAME_MESSAGE, Arrivals
 from outspark.inbox.ledger import Ledger
 from outspark.inbox.message import Incoming
 
@@ -57,9 +57,9 @@ class Placing:
         known_ids, known_keys = self._ledger.known_messages(ids), self._ledger.known_keys(keys)
         for place, one in doubtful.items():
             if one.message_id in known_ids:
-                batch.decide(place, Duplicate("message_id"))
+                batch.decide(place, SAME_MESSAGE)
             elif one.idempotency_key in known_keys:
-                batch.decide(place, Duplicate("idempotency_key"))
+                batch.decide(place, SAME_KEY)
         batch.drop_repeated("idempotency_key")
 
     def _drop_strays_of_old(self, batch: Arrivals) -> None:
@@ -73,7 +73,7 @@ class Placing:
         known = self._ledger.known_messages(list(ids.values())) if ids else set()
         for place, id in ids.items():
             if id in known:
-                batch.decide(place, Duplicate("message_id"))
+                batch.decide(place, SAME_MESSAGE)
 
     def _strays(self, batch: Arrivals) -> list[int]:
         layout = self._layout

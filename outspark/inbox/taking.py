@@ -65,6 +65,7 @@ class Taker:
                 batch_size=settings.feed.batch_size,
                 max_open=settings.feed.max_open,
             )
+            stack.callback(intake.close)
             while not stopping.is_set():
                 taken = intake.run_once(POLL_TIMEOUT)
                 if taken:

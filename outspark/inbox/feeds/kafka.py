@@ -166,12 +166,7 @@ class KafkaFeed:
 
     def _note(self, messages: Sequence[Received]) -> None:
         """What is due after these: of each partition the last, if it is still ours."""
-        last: dict[Partition, Received] = {}
-        for message in messages:
-            partition = message.topic, message.partition
-            # Of two of one place the newer.
-            if partition not in last or last[partition].offset <= message.offset:
-                last[partition] = message
+        last = {(message.topic, message.partition): message for message in messages}
         for partition, message in last.items():
             if self.owns(message):
                 self._due[partition] = max(self._due.get(partition, 0), message.offset + 1)
