@@ -37,8 +37,11 @@ SELECT pg_logical_emit_message(true, 'outspark', '')"""
 # What single messages can do to a statement: no JSON, a number out of range, nesting too deep, whatever jsonb minds.
 _UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
 
-PROBES = 16
-"""Messages of a large batch that show whether it is worth looking for duplicates among all: they come in storms."""
+LARGE = 32
+"""Messages in a batch from which on it pays to look up first which are there, and then to insert the others simply."""
+
+CROWDED = 20
+"""Batches in which to reckon with others who take in the same messages, after we met one."""
 
 
 class Acceptor:
@@ -70,6 +73,7 @@ class Acceptor:
         self._check_first = False
         """Look into bodies before PostgreSQL does, because some were no JSON of late."""
         self._lazily = False
+        self._crowded = 0
 
     def accept(self, messages: Sequence[Received], *, lazily: bool = False) -> list[Accepted]:
         """One outcome a message, in their order.
@@ -88,9 +92,15 @@ class Acceptor:
             if error.diag.constraint_name or not self._placing.forget():
                 raise
             outcomes = self._accept(messages)
-        except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+        except (
+            psycopg.errors.UniqueViolation,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.SerializationFailure,
+        ):
             # Somebody took in the same messages at the same time, and is through by now.
+            self._crowded = CROWDED
             outcomes = self._accept(messages)
+        self._crowded = max(self._crowded - 1, 0)
         self._count(messages, outcomes)
         return outcomes
 
@@ -129,7 +139,7 @@ class Acceptor:
 
     def _read(self, messages: Sequence[Received]) -> Arrivals:
         sights = list(map(self.reader.sight, messages))
-        known = self._known([message_id for _, message_id, _ in sights])
+        known = self._known([message_id for _, message_id, _ in sights]) if self._looks_up(messages) else {}
         read, ids = self.reader.read, iter(uuid7_run(len(messages) - len(known)))
         incoming = {
             place: read(message, next(ids), sights[place])
@@ -158,8 +168,7 @@ class Acceptor:
         try:
             # Only what is looked for among the others needs a way back.
             with self.conn.transaction() if self._check_first else nullcontext():
-                rows = parameters([batch.incoming[place] for place in places], self.settings)
-                return {row[0] for row in self._ledger.rows(self._sql.accept, rows)}
+                return self._insert_all([batch.incoming[place] for place in places], batch)
         except _UNFIT as error:
             if not self._check_first:
                 raise
@@ -172,6 +181,14 @@ class Acceptor:
             reason = f"PostgreSQL does not take its body: {error.diag.message_primary}"
             batch.incoming[place] = batch.incoming[place].refused(batch.messages[place].body, reason)
             return self._insert(batch, places)
+
+    def _insert_all(self, incoming: Sequence[Incoming], batch: Arrivals) -> set[str]:
+        rows = parameters(incoming, self.settings)
+        looked_up = self._looks_up(batch.messages) and not rows["idempotency_keys"].items
+        if looked_up and not self._crowded and not self._check_first:
+            self.conn.execute(self._sql.accept_new.encode(), rows)
+            return {one.id for one in incoming}
+        return {row[0] for row in self._ledger.rows(self._sql.accept, rows)}
 
     def _decide(self, batch: Arrivals, new: set[str]) -> None:
         by_key = [
@@ -189,11 +206,11 @@ class Acceptor:
                 batch.outcomes[place] = SAME_KEY
         batch.incoming.clear()
 
+    def _looks_up(self, messages: Sequence[Received]) -> bool:
+        return len(messages) >= LARGE
+
     def _known(self, message_ids: Sequence[str]) -> dict[int, Accepted]:
-        """Those that are there already, by their ids alone: the rest of them need not be read, nor tried."""
-        apart = len(message_ids) // PROBES
-        if apart < 2 or not self._ledger.known_messages(message_ids[::apart]):
-            return {}
+        """Those that are there already, by their ids alone: the rest of them need not be read."""
         known = self._ledger.known_messages(message_ids)
         return {place: SAME_MESSAGE for place, id in enumerate(message_ids) if id in known}
 

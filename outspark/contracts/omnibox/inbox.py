@@ -33,11 +33,9 @@ WORKER_PREFIX: Final = "outspark/inbox/"
 UNLOCKED: Final = "unlocked by force"
 """How the last error of an event begins that was taken out of somebody's hands."""
 
-# Without a conflict target every unique index counts: message and group, idempotency key, and the row's own id.
 # scheduled_at is the order of acceptance, on the database's clock and a microsecond apart; created_at is the
 # message's own time, which is the same whenever and wherever it is delivered again.
-ACCEPT = """
--- Take in messages in the given order; those that are there already are left alone
+_INSERT = """\
 WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
 INSERT INTO {table}
   (id, event_type, message_id, consumer_group, source, payload, headers, trace_id, idempotency_key,
@@ -54,9 +52,19 @@ CROSS JOIN unnest(
   %(headers)s::text[], %(trace_ids)s::text[], %(idempotency_keys)s::text[], %(correlation_ids)s::text[],
   %(causation_ids)s::text[], %(schema_versions)s::text[], %(errors)s::text[], %(created_ats)s::timestamptz[]
 ) WITH ORDINALITY AS m(id, event_type, message_id, source, payload, headers, trace_id, idempotency_key,
-                       correlation_id, causation_id, schema_version, error, created_at, position)
+                       correlation_id, causation_id, schema_version, error, created_at, position)"""
+
+# Without a conflict target every unique index counts: message and group, idempotency key, and the row's own id.
+ACCEPT = f"""
+-- Take in messages in the given order; those that are there already are left alone
+{_INSERT}
 ON CONFLICT DO NOTHING
 RETURNING id::text"""
+
+# A row that may meet a conflict costs the server a quarter more.
+ACCEPT_NEW = f"""
+-- Take in messages in the given order, none of which was there a moment ago; a conflict undoes all
+{_INSERT}"""
 
 KNOWN_MESSAGES = """
 -- Which of these messages has the group, whenever they are from?
@@ -283,6 +291,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class AcceptStatements:
     accept: str
+    accept_new: str
     known_messages: str
     known_keys: str
     open_messages: str
@@ -315,7 +324,9 @@ def accept_statements(table: TableName) -> AcceptStatements:
         parts = {"table": table.identifier, "still_pending": still(sql.SQL("status = 'pending'"))}
         return sql.SQL(template).format(**parts).as_string(None).strip()
 
-    return AcceptStatements(text(ACCEPT), text(KNOWN_MESSAGES), text(KNOWN_KEYS), text(OPEN_MESSAGES))
+    return AcceptStatements(
+        text(ACCEPT), text(ACCEPT_NEW), text(KNOWN_MESSAGES), text(KNOWN_KEYS), text(OPEN_MESSAGES)
+    )
 
 
 def work_statements(

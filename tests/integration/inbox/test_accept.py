@@ -8,11 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
-from outspark.inbox import Acceptor, Duplicate, New, Refused
+import pytest
+
+from outspark.inbox import Acceptor, Duplicate, New, Received, Refused
+from outspark.inbox.accept import LARGE
 from outspark.inbox.body import unwrap
 from outspark.metrics import INBOX_ACCEPTED_TOTAL
 from outspark.uuid7 import uuid7
 from tests.integration.inbox.place import Place, message, messages
+from tests.waiting import wait_for
 
 
 def kinds(outcomes: list[Any]) -> list[str]:
@@ -52,19 +56,52 @@ def test_a_redelivery_is_a_duplicate(either: Place) -> None:
     assert len(either.states()) == 1
 
 
-def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Place) -> None:
-    """After a batch with many duplicates the next is looked up by its ids first."""
+@pytest.mark.parametrize("size", [8, LARGE])
+def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Place, size: int) -> None:
+    """A large batch is looked up by its ids first."""
     acceptor = either.acceptor()
-    old = [message(f"m{n}") for n in range(8)]
+    old = [message(f"m{n}") for n in range(size)]
     acceptor.accept(old)
-    assert acceptor.accept(old) == [Duplicate("message_id")] * 8
+    assert acceptor.accept(old) == [Duplicate("message_id")] * size
 
     outcomes = acceptor.accept([*old, message("n1"), message("n1"), message("n2", b"no JSON")])
 
-    assert kinds(outcomes) == ["Duplicate"] * 8 + ["New", "Duplicate", "Refused"]
-    assert len(either.states()) == 10
-    assert kinds(acceptor.accept([message(f"p{n}") for n in range(8)])) == ["New"] * 8
+    assert kinds(outcomes) == ["Duplicate"] * size + ["New", "Duplicate", "Refused"]
+    assert len(either.states()) == size + 2
+    assert kinds(acceptor.accept([message(f"p{n}") for n in range(size)])) == ["New"] * size
     assert kinds(acceptor.accept([message("p1"), message("q1")])) == ["Duplicate", "New"]
+
+
+def test_what_somebody_else_takes_in_between_look_and_insert_is_a_duplicate(either: Place) -> None:
+    batch = [message(f"m{n}") for n in range(LARGE)]
+    acceptor = either.acceptor()
+    with ThreadPoolExecutor(1) as pool:
+        with either.conn.transaction():
+            Acceptor(either.conn, either.table, acceptor.settings).accept([batch[7]])
+            late = pool.submit(acceptor.accept, batch)
+            wait_for(lambda: _waits(either, acceptor), what="the insert to wait for the other")
+        outcomes = late.result(20)
+
+    assert [n for n, outcome in enumerate(outcomes) if outcome == Duplicate("message_id")] == [7]
+    assert kinds(outcomes).count("New") == LARGE - 1
+    assert len(either.states()) == LARGE
+
+
+def test_a_large_batch_knows_idempotency_keys_of_others(either: Place) -> None:
+    def keyed(id: str) -> Received:
+        return message(id, headers=[("idempotency_key", b"once")])
+
+    either.accept(keyed("first"))
+
+    outcomes = either.accept(*messages([f"m{n}" for n in range(LARGE)]), keyed("second"))
+
+    assert kinds(outcomes) == ["New"] * LARGE + ["Duplicate"]
+    assert outcomes[-1] == Duplicate("idempotency_key")
+
+
+def _waits(place: Place, acceptor: Acceptor) -> bool:
+    waiting = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+    return place.database.connect().execute(waiting, [acceptor.conn.info.backend_pid]).fetchone() == (True,)
 
 
 def test_a_batch_may_hold_a_message_twice(either: Place) -> None:
