@@ -53,9 +53,10 @@ delivered at its first attempt, or the run fails. Drains that are compared take 
 and a ratio is that of the medians.
 
 - **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
-  planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning), a yardstick that
-  stays the same.
-- **lane's SQL**: the same loop with the statements that a lane really uses, which are faster.
+  planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning) and each of its
+  commits waits for the disk, a yardstick that stays the same. [Lanes need not
+  wait](how-it-works.md#from-claim-to-settle).
+- **lane's SQL**: the same loop with the statements that a lane really uses, which are faster and commit as a lane does.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
 - **brokers**: each on this machine, running on from one drain to the next, with a fresh topic for each. NATS is
@@ -66,7 +67,7 @@ and a ratio is that of the medians.
   {single_events:,} events.
 - **jeap**: the table with its seven indexes and our optional one, every second message marked for immediate sending
   and overdue, each with a trace. Lanes hold the ShedLock row as in production. Its ceiling is the loop in SQL with the
-  statements that lanes use there, and the ratios of its rows are to that one.
+  statements that lanes use there, which commit as a lane does, and the ratios of its rows are to that one.
 - **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client looks for 5 messages, sends
   each by itself, awaits its answer and marks it in a transaction of its own. It is played in Python, with the same
   Kafka client; {single_events:,} events.
@@ -76,8 +77,10 @@ and a ratio is that of the medians.
   destination refuses connections. The rate is that of those that can be delivered.
 - **inbox-take**: a topic with 4 partitions, in which each message stands twice, the copy some batches after the first.
   It is written in a transaction, which shows all of it in one instant; the time runs from there until the offsets of
-  the group stand at the end, and then the inbox must hold each message once. The ceiling is the same INSERT, in batches
-  as large, by one plain process per lane, with the parameters for its share of the messages ready in memory.
+  the group stand at the end, and then the inbox must hold each message once. The ceiling is the INSERT with ON CONFLICT
+  DO NOTHING, in batches as large, each with a commit that waits for the disk, by one plain process per lane, with the
+  parameters for its share of the messages ready in memory. Lanes [do it for less](inbox/feeds.md): they look up first
+  what is there already, and in a flood one commit in four waits.
 - **inbox-work**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
   50 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
   worker's claim, one INSERT for each event, and its completion, in transactions as large. In the end every event is
