@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from outspark.embedded.postgres import Postgres
+from outspark.errors import FeedFailed
 from outspark.inbox import Intake, Received, Strategy
 from tests.databases import Database
 from tests.integration.inbox.place import Place, message, open_place
@@ -180,6 +181,39 @@ def test_only_what_is_told_later_may_be_kept_lazily(place: Place, strategy: Stra
         intake.run_once()
 
     assert place.ask("SELECT how FROM commits") == [("on",), ("off",)]
+
+
+def test_in_a_flood_the_next_batch_is_polled_meanwhile(place: Place) -> None:
+    logs = flood("ab", "cd")
+    intake = Intake(logs, place.acceptor(), batch_size=2)
+    intake.run_once()
+    assert (logs.polls, logs.batches) == (2, [])
+
+    assert len(intake.run_once()) == 2
+    assert set(place.states()) == set("abcd")
+
+
+def test_without_a_flood_nothing_is_polled_ahead(place: Place) -> None:
+    logs = flood("ab", "cd")
+    Intake(logs, place.acceptor(), batch_size=3).run_once()
+
+    assert logs.polls == 1
+
+
+def test_a_poll_ahead_that_fails_takes_nothing_from_the_batch_before(place: Place) -> None:
+    class Failing(Logs):
+        def poll(self, limit: int, timeout: float) -> Sequence[Received]:
+            if not self.batches:
+                raise FeedFailed("the broker is gone")
+            return super().poll(limit, timeout)
+
+    logs = Failing(flood("ab").batches)
+    intake = Intake(logs, place.acceptor(), batch_size=2)
+    assert len(intake.run_once()) == 2
+
+    with pytest.raises(FeedFailed, match="gone"):
+        intake.run_once()
+    assert set(place.states()) == {"a", "b"}
 
 
 def test_what_a_crash_of_the_server_takes_back_was_never_told() -> None:
