@@ -115,8 +115,8 @@ class Reader:
         layout = headers.layout
         created_at, own_time = _created_at(message, message_id, from_header, headers)
         event_type, source, error = _kind(
-            (headers.text(layout.type) if layout.type else None) or message.topic,
-            self._source or (headers.text(layout.source) if layout.source else None) or message.topic,
+            headers.text(layout.type) or message.topic,
+            self._source or headers.text(layout.source) or message.topic,
         )
         body, stored = message.body or "null", headers.stored(message.key)
         incoming = Incoming(id, message_id, event_type, source, body, stored, created_at, own_time)
