@@ -141,7 +141,7 @@ class Ceiling:
         outbox = self.table.outbox
         take = slot_statements.compose(slot_statements.TAKE, outbox).encode()
         mine = {"source": str(outbox), "slots": list(slots), "owner": "ceiling"}
-        return {slot: epoch for slot, epoch, _, _ in conn.execute(take, mine).fetchall()}
+        return {slot: epoch for slot, epoch, *_ in conn.execute(take, mine).fetchall()}
 
     def _procedure(self) -> sql.Composed:
         table, slots = self.table, self.plan.slots

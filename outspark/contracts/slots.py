@@ -9,7 +9,8 @@ from outspark.contracts.names import TableName
 SLOTS_TABLE = "outspark_slots"
 
 CREATE = """\
--- Who owns which slot of which outbox. `epoch` rises with every owner and fences the ones before it.
+-- Who owns which slot of which outbox, or since when nobody does. `epoch` rises with every owner and fences the ones
+-- before it; `note` is for the next one.
 CREATE TABLE IF NOT EXISTS {slots_table} (
     source text NOT NULL,
     slot integer NOT NULL,
@@ -17,6 +18,7 @@ CREATE TABLE IF NOT EXISTS {slots_table} (
     owner text NOT NULL,
     since timestamptz NOT NULL,
     clean boolean NOT NULL,
+    note text,
     PRIMARY KEY (source, slot)
 ) WITH (fillfactor = 50)"""
 
@@ -29,27 +31,30 @@ TRY_LOCKS = """\
 SELECT slot, pg_try_advisory_lock(%(class)s::int, slot) FROM unnest(%(slots)s::int[]) AS slot"""
 
 TAKE = """\
--- Bump the epochs of slots whose locks we hold, and say who had them before and whether that ended well.
+-- Bump the epochs of slots whose locks we hold, and say who had them before, if that ended well, and what was noted.
 -- Where it did not, the name of the one who vanished stays until we begin: whoever comes after us must know it, too.
 WITH before AS (
-  SELECT slot, owner, clean FROM {slots_table} WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])
+  SELECT slot, owner, clean, note, since FROM {slots_table} WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])
 ), taken AS (
   INSERT INTO {slots_table} AS s (source, slot, epoch, owner, since, clean)
   SELECT %(source)s, slot, 1, %(owner)s, clock_timestamp(), false FROM unnest(%(slots)s::int[]) AS slot
   ON CONFLICT (source, slot) DO UPDATE
-  SET epoch = s.epoch + 1, since = EXCLUDED.since, clean = false,
+  SET epoch = s.epoch + 1, since = EXCLUDED.since, clean = false, note = NULL,
       owner = CASE WHEN s.clean THEN EXCLUDED.owner ELSE s.owner END
   RETURNING slot, epoch
 )
-SELECT t.slot, t.epoch, b.owner, coalesce(b.clean, true) FROM taken t LEFT JOIN before b USING (slot)"""
+SELECT t.slot, t.epoch, b.owner, coalesce(b.clean, true), b.note,
+  extract(epoch FROM clock_timestamp() - b.since)::float8
+FROM taken t LEFT JOIN before b USING (slot) ORDER BY t.slot"""
 
 BEGIN = """\
 -- Put our name to slots whose last owner cannot be publishing any more.
 UPDATE {slots_table} SET owner = %(owner)s WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])"""
 
 LEAVE = """\
--- Mark the slots as left in good order, if they are still ours.
-UPDATE {slots_table} s SET clean = true
+-- Mark the slots as left in good order, if they are still ours, with a note on the first of them.
+UPDATE {slots_table} s
+SET clean = true, since = clock_timestamp(), note = CASE WHEN s.slot = (%(slots)s::int[])[1] THEN %(note)s END
 FROM unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch)
 WHERE s.source = %(source)s AND s.slot = mine.slot AND s.epoch = mine.epoch"""
 

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PROBE, LONGEST_PROBE = 0.2, 5.0
 CHECK_TIMEOUT = 1.0
+CHECK_SHARE = 20.0
+"""The pause after a probe is so many times as long as the probe took, or longer: the lane waits for it."""
 
 
 @dataclass(slots=True)
@@ -54,15 +56,22 @@ class Destination:
         """True when an open breaker could be closed."""
         if not self.open or time.monotonic() < self._probe_at:
             return False
+        started = time.monotonic()
         try:
             self.publisher.check(CHECK_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - whatever a probe meets, the destination is not well yet
             self.reason = str(error)
-            self._postpone()
+            self._postpone(CHECK_SHARE * (time.monotonic() - started))
             return False
         log.info("destination is back", extra={"destination": self.name})
         self.open = False
         return True
+
+    def presume_down(self, reason: str) -> None:
+        """Somebody else found it down a moment ago: a probe is the first that it gets from us."""
+        if not self.open:
+            self.open, self.reason = True, reason
+            self._postpone()
 
     def next_probe(self) -> float | None:
         return self._probe_at if self.open else None
@@ -73,7 +82,7 @@ class Destination:
         self.open, self.reason = True, reason
         self._postpone()
 
-    def _postpone(self) -> None:
+    def _postpone(self, at_least: float = 0.0) -> None:
         # Only a batch that went through brings the pause back down: a destination may answer a probe and take nothing.
-        self._probe_at = time.monotonic() + self._pause
+        self._probe_at = time.monotonic() + max(self._pause, at_least)
         self._pause = min(self._pause * 2, LONGEST_PROBE)

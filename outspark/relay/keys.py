@@ -30,6 +30,13 @@ class BlockedKeys:
             self.heads.pop(key, None)
             self.down.setdefault(destination, set()).add(key)
 
+    def wait_for_note(self, destination: str, keys: list[str], types: list[str]) -> None:
+        """The same, as another lane noted it."""
+        if keys:
+            self.down.setdefault(destination, set()).update(keys)
+        if types:
+            self.down_types.setdefault(destination, set()).update(types)
+
     def awaited(self) -> set[str]:
         """Destinations that something here waits for."""
         return self.down.keys() | self.down_types.keys()

@@ -14,6 +14,7 @@ from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import NOWHERE, Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.lowwater import BEGINNING, LowWater
+from outspark.relay.note import MOST_KEYS, Note, Waiting
 from outspark.relay.settling import Settler
 from outspark.relay.shedlock import ShedLock
 from outspark.relay.source import NOTHING, Batch, Source
@@ -71,12 +72,13 @@ class SourceLoop:
         self.source.conn.execute(statements.claim, nothing, binary=True)
         fence = {"token": "", "source": "", "slots": [], "epochs": []}
         self.source.conn.execute(statements.deliver_all, {"ids": [], "leased_at": None, **fence})
+        self.low.prepare()
 
     def release(self) -> None:
         """Give the slots back in good order. The caller unlocks the session."""
         self.waking.release()
         if self.tenure is not None:
-            self.tenure.leave()
+            self.tenure.leave(self._note(self.tenure))
 
     def _work(self, batch: Batch) -> None:
         # The leases must outlive the publishing by far.
@@ -174,8 +176,8 @@ class SourceLoop:
         self._next_upkeep = now + UPKEEP_INTERVAL
         if not self._may_work():
             return
-        if self.tenure is not None:
-            self.tenure.take()
+        if self.tenure is not None and self.tenure.take():
+            self._inherit(self.tenure)
         if now >= self._next_reap:
             self._next_reap = now + min(
                 self.source.settings.lease_timeout.total_seconds() / 4, LONGEST_REAP_INTERVAL
@@ -184,6 +186,38 @@ class SourceLoop:
         if self.tenure is not None:
             # After all that can make an event dead.
             self.tenure.look_for_parked()
+
+    def _note(self, tenure: Tenure) -> Note | None:
+        """What the next shift would have to find out again."""
+        keys, destinations = self.source.keys, self.dispatcher.destinations
+        waiting = {
+            name: Waiting(
+                reason=destinations[name].reason,
+                keys=list(keys.down.get(name, ())),
+                types=list(keys.down_types.get(name, ())),
+            )
+            for name in keys.awaited()
+        }
+        if sum(len(one.keys) for one in waiting.values()) > MOST_KEYS:
+            return None
+        # A key may become free between two shifts, and what stands behind its head lies below the mark.
+        mark = None if keys.heads or keys.parked or tenure.suspects else self.low.note()
+        if not waiting and mark is None:
+            return None
+        instance = tenure.slots.owner.instance
+        return Note(instance=instance, slots=tenure.active, waiting=waiting, mark=mark)
+
+    def _inherit(self, tenure: Tenure) -> None:
+        if tenure.inherited is None:
+            return
+        (note, age), tenure.inherited = tenure.inherited, None
+        if not note.waiting.keys() <= self.dispatcher.destinations.keys():
+            return
+        for name, waiting in note.waiting.items():
+            self.dispatcher.destinations[name].presume_down(waiting.reason)
+            self.source.keys.wait_for_note(name, waiting.keys, waiting.types)
+        if note.mark is not None and not self.source.keys.heads:
+            self.low.resume(note.mark, age)
 
     def _reap(self) -> None:
         """Give back leases that ran out; where slots are owned, the owner of the first does it for all."""

@@ -4,9 +4,11 @@ Nothing below the mark may still come to be claimed in order. So a mark is set o
 beginning that came *after* the end of every transaction that was open at an earlier moment T: whatever was written
 below `min(first event found, T)` by then is visible to that look, and whoever began later writes a later time. Looks
 from the mark raise it in the same way.
-It lasts a second, or longer where a look from the beginning is dear, because it steps over all that waits for a
-destination that is down. A key set free or a scheduled event falling due end it. So does a look that comes back less
-than full, because the drain is over; where looks are dear, the mark stays even then, and idle lanes look on from it.
+How long it lasts is a matter of cost: an event that somebody wrote with an old time is found by the next look from the
+beginning, and that steps over all that waits for a destination that is down. A lane with a backlog gives a hundredth of
+its time to such looks, an idle one a twentieth. A key set free or a scheduled event falling due end the mark. So does a
+look that comes back less than full, because the drain is over; where looks are dear, it stays even then, and idle lanes
+look on from it.
 """
 
 from __future__ import annotations
@@ -15,24 +17,28 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 
 from outspark.event import Event
+from outspark.relay.note import Mark
 from outspark.relay.source import Source
 
 BEGINNING = datetime(1, 1, 1)
-LASTS, LASTS_AT_MOST = 1.0, 10.0
-WORTH = 40
-"""A mark lasts so many times as long as the look that set it, within these bounds."""
+BUSY, IDLE = (100.0, 10.0, 30.0), (20.0, 1.0, 5.0)
+"""A mark lasts so many times as long as the look that set it, but at least and at most so many seconds."""
+CHECK_INTERVAL, FIRST_CHECK = 1.0, 0.1
+"""Seconds between two questions which transactions are open; the shorter one until there was a first calm."""
 DEAR = 0.05
 """Seconds that a look from the beginning may take before it is worth a mark while nothing is to be drained."""
 
 OPEN_TRANSACTIONS = """\
--- The time, and every transaction of others that is open in this database, prepared ones included
+-- The time, and every transaction of others that is open in this database and may write, prepared ones included
 SELECT clock_timestamp(), array(
   SELECT l.virtualtransaction FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
   WHERE l.locktype IN ('virtualxid', 'transactionid') AND l.granted
     AND l.pid IS DISTINCT FROM pg_backend_pid()
-    AND (a.pid IS NULL OR a.datname IS NULL OR a.datname = current_database()))"""
+    AND (a.pid IS NULL OR a.datname IS NULL OR a.datname = current_database())
+    AND a.backend_type IS DISTINCT FROM 'autovacuum worker')"""
 
 
 @dataclass(slots=True)
@@ -42,11 +48,13 @@ class LowWater:
     source: Source
     wait_for_open: bool = True
     _mark: datetime | None = None
-    _expires: float = 0.0
+    _set: float = 0.0
+    """When the last look from the beginning ended, how long it took, and when the next scheduled event is due."""
+    _took: float = 0.0
+    _due: float = inf
     _freed: int = 0
     _draining: bool = False
-    _dear: bool = False
-    """Was the last look from the beginning dear?"""
+    _full: bool = False
     _from_beginning: bool = True
     saw_the_end: bool = False
     """Is there nothing more to be found, for now?"""
@@ -58,59 +66,99 @@ class LowWater:
     _next_check: float = 0.0
     _began: float = 0.0
 
+    def prepare(self) -> None:
+        """Ask early which transactions are open, so that the very first look of a drain can set a mark."""
+        if self.source.statements.low_water:
+            self._check(time.monotonic())
+
     def begin(self) -> datetime:
         """From where to look now."""
         if not self.source.statements.low_water:
             return BEGINNING
         if self._freed != self.source.keys.freed:
             self._mark = None
-        self._began = now = time.monotonic()
-        if self._mark is not None and now < self._expires:
-            self._from_beginning = False
-            return self._mark
-        self._mark, self._from_beginning = None, True
-        self._freed = self.source.keys.freed
-        if self._draining and now >= self._next_check:
+        now = time.monotonic()
+        worth_a_mark = self._draining or self._asked is not None
+        checks = worth_a_mark and now >= self._next_check
+        if checks:
             self._check(now)
-        return BEGINNING
+        self._from_beginning = self._mark is None or now >= self._expires()
+        if self._from_beginning:
+            self._mark, self._due, self._freed = None, inf, self.source.keys.freed
+        if checks or (self._from_beginning and worth_a_mark):
+            # Before the look: what falls due until then is found by it, what falls due later ends the mark.
+            self._due = min(self._due, self._next_due())
+        self._began = time.monotonic()
+        return self._mark if self._mark is not None else BEGINNING
 
     def looked(self, events: Sequence[Event], limit: int) -> None:
-        full = len(events) == limit
-        self.saw_the_end = not full and (self._from_beginning or self._dear)
+        self._full = full = len(events) == limit
+        if self._from_beginning:
+            self._set = time.monotonic()
+            self._took = self._set - self._began
+        self.saw_the_end = not full and (self._from_beginning or self._is_dear())
         if not self.source.statements.low_water:
             return
-        took = time.monotonic() - self._began
-        if self._from_beginning:
-            # Where lanes compete, what another one gives back has to be found soon.
-            self._dear = took >= DEAR and self.source.settings.ordering == "key"
-        self._draining = full or self._dear
+        self._draining = full or self._is_dear()
         if not self._draining:
             self._mark, self._asked, self._calm_since = None, None, None
         elif self._calm_since is not None:
             # A look from the mark may raise it: whatever lies below this time was visible to that look too.
             self._mark = min(events[0].created_at, self._calm_since) if events else self._calm_since
-            if self._from_beginning:
-                self._expires = time.monotonic() + self._lasts(took)
 
     def passed(self, last: datetime) -> None:
         """All that the last look found is through, up to its last event: the next look may begin there."""
         if self._mark is not None and self._calm_since is not None:
             self._mark = max(self._mark, min(last, self._calm_since))
 
+    def note(self) -> Mark | None:
+        """The mark, for the shift that comes after this one."""
+        if self._mark is None or self._calm_since is None or self._freed != self.source.keys.freed:
+            return None
+        now = time.monotonic()
+        return Mark(
+            at=self._mark,
+            calm_since=self._calm_since,
+            age=now - self._set,
+            took=self._took,
+            due=self._due - now if self._due < inf else None,
+            full=self._full,
+        )
+
+    def resume(self, mark: Mark, ago: float) -> None:
+        """Go on where the shift before us stopped so many seconds ago."""
+        now = time.monotonic()
+        self._mark, self._calm_since = mark.at, mark.calm_since
+        self._set, self._took = now - ago - mark.age, mark.took
+        self._due = now - ago + mark.due if mark.due is not None else inf
+        self._draining, self._full, self._freed = True, mark.full, self.source.keys.freed
+
     def expires_in(self) -> float:
         """Seconds until the next look from the beginning."""
-        return max(self._expires - time.monotonic(), 0.0) if self._mark is not None else 0.0
+        return max(self._expires() - time.monotonic(), 0.0) if self._mark is not None else 0.0
 
     def _check(self, now: float) -> None:
         """Have all the transactions ended that were open when we asked last?"""
         ((at, open_now),) = self.source.execute("low water", OPEN_TRANSACTIONS, {})
-        self._calm_since = None
-        if self._asked is None or self._open.isdisjoint(open_now) or not self.wait_for_open:
+        if self._asked is None:
+            self._asked, self._open, self._next_check = at, frozenset(open_now), now
+            return
+        if self._open.isdisjoint(open_now) or not self.wait_for_open:
             self._calm_since, self._asked, self._open = self._asked, at, frozenset(open_now)
-        else:
-            self._next_check = now + LASTS
+        self._next_check = now + (FIRST_CHECK if self._calm_since is None else CHECK_INTERVAL)
 
-    def _lasts(self, took: float) -> float:
-        longest = min(max(LASTS, WORTH * took), LASTS_AT_MOST) if self._dear else LASTS
-        ((due,),) = self.source.execute("low water", self.source.statements.next_due, {})
-        return longest if due is None else max(min(longest, due), 0.0)
+    def _next_due(self) -> float:
+        ((seconds,),) = self.source.execute("low water", self.source.statements.next_due, {})
+        return time.monotonic() + seconds if seconds is not None else inf
+
+    def _is_dear(self) -> bool:
+        return self._took >= DEAR and self._may_last()
+
+    def _may_last(self) -> bool:
+        """Where lanes compete, what another one gives back has to be found soon."""
+        return self.source.settings.ordering == "key"
+
+    def _expires(self) -> float:
+        worth, at_least, at_most = BUSY if self._full and self._may_last() else IDLE
+        lasts = min(max(worth * self._took, at_least), at_most if self._may_last() else at_least)
+        return min(self._set + lasts, self._due)

@@ -25,6 +25,9 @@ class Taken:
     slot: int
     clean: bool
     settled: bool
+    note: str | None = None
+    age: float | None = None
+    """Seconds since its last owner left, if it did."""
 
 
 @dataclass(slots=True)
@@ -76,8 +79,11 @@ class Slots:
             {"source": self.source, "slots": free, "owner": str(self.owner)},
         ).fetchall()
         self.proved = time.monotonic()
-        self.epochs.update({slot: epoch for slot, epoch, _, _ in rows})
-        return [Taken(slot, clean, clean or _ended(before)) for slot, _, before, clean in rows]
+        self.epochs.update({slot: epoch for slot, epoch, *_ in rows})
+        return [
+            Taken(slot, clean, clean or _ended(before), note, age)
+            for slot, _, before, clean, note, age in rows
+        ]
 
     def begin(self, slots: list[int]) -> None:
         """Put our name to slots that were left in disorder, once nobody else can be publishing from them."""
@@ -96,13 +102,13 @@ class Slots:
             raise OwnershipLost(f"slots of {self.table} were taken by another owner")
         self.proved = time.monotonic()
 
-    def leave(self, slots: list[int]) -> None:
+    def leave(self, slots: list[int], note: str | None = None) -> None:
         """Mark these as left in good order, and let go of all. The locks go with `pg_advisory_unlock_all`."""
         if slots:
             epochs = [self.epochs[slot] for slot in slots]
             self.conn.execute(
                 statements.compose(statements.LEAVE, self.table),
-                {"source": self.source, "slots": slots, "epochs": epochs},
+                {"source": self.source, "slots": slots, "epochs": epochs, "note": note},
             )
         self.epochs.clear()
 

@@ -7,7 +7,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from outspark import metrics
+from outspark.relay.note import Note
 from outspark.relay.slots import Slots, Taken
 from outspark.relay.source import Source
 
@@ -28,6 +31,8 @@ class Tenure:
     suspects: list[tuple[str, str | None]] = field(default_factory=list)
     """What a vanished owner had in flight, oldest first. They go out one by one, so that one that kills its lane is
     found out and those that travelled with it are not blamed."""
+    inherited: tuple[Note, float] | None = None
+    """What the one before us noted, and how many seconds ago; for the loop to use once."""
     _graced: list[tuple[float, Taken]] = field(default_factory=list)
 
     def take(self) -> bool:
@@ -71,10 +76,10 @@ class Tenure:
         if time.monotonic() - max(self.slots.proved, self.source.answered) > self.hold:
             self.slots.prove()
 
-    def leave(self) -> None:
+    def leave(self, note: Note | None = None) -> None:
         # Slots still in their grace were never worked on: they stay as the one who vanished left them.
-        self.slots.leave(self.active)
-        self.active, self._graced = [], []
+        self.slots.leave(self.active, note.model_dump_json() if note is not None else None)
+        self.active, self._graced, self.inherited = [], [], None
         self.suspects.clear()
         self.source.keys.clear()
 
@@ -109,10 +114,24 @@ class Tenure:
         ):
             self.source.keys.wait_for_retry(key, head, now + seconds)
         self.look_for_parked()
+        self.inherited = self._note(ready)
         unclean = [taken.slot for taken in ready if not taken.clean]
         if unclean:
             self._adopt(unclean)
             self.slots.begin(unclean)
+
+    def _note(self, ready: list[Taken]) -> tuple[Note, float] | None:
+        """The note of the one before us, if it is of this run and about just the slots that we own now."""
+        text, age = ready[0].note, ready[0].age
+        if text is None or age is None or not ready[0].clean:
+            return None
+        try:
+            note = Note.model_validate_json(text)
+        except ValidationError:
+            return None
+        if note.instance != self.slots.owner.instance or note.slots != self.active:
+            return None
+        return note, age
 
     def _adopt(self, slots: list[int]) -> None:
         settings, statements = self.source.settings, self.source.statements

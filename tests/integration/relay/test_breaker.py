@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox.table import ddl
+from outspark.errors import DestinationDown
+from outspark.relay.breaker import Destination
 from tests.databases import Database
-from tests.integration.relay.place import Place, close_place, open_place
+from tests.integration.relay.place import Broker, Place, close_place, open_place
 from tests.waiting import wait_for
 
 
@@ -54,6 +57,23 @@ def test_a_destination_that_is_down_is_only_probed(leased: Place) -> None:
     assert leased.broker.published() == ["a"]
     assert report.breakers == {"broker": "nobody answers"}
     assert leased.states() == {"a": ("PENDING", 0)}
+
+
+def test_a_probe_that_takes_long_is_made_rarely() -> None:
+    """The lane waits for each of them, and so do all its other destinations."""
+
+    class Silent(Broker):
+        def check(self, timeout: float) -> None:
+            time.sleep(0.05)
+            raise DestinationDown("nobody answers")
+
+    destination = Destination("silent", Silent(), timeout=1.0)
+    destination.presume_down("nobody answers")
+    wait_for(lambda: time.monotonic() >= (destination.next_probe() or 0))
+    destination.probe()
+    next_probe = destination.next_probe()
+    assert next_probe is not None
+    assert next_probe - time.monotonic() > 0.9
 
 
 def test_the_others_go_on_when_one_of_two_is_down(two: Place) -> None:

@@ -16,6 +16,7 @@ from outspark.metrics import Tally
 from outspark.relay import lowwater
 from outspark.relay.connection import Connection, connect
 from outspark.relay.lowwater import BEGINNING, LowWater
+from outspark.relay.note import Mark
 from outspark.relay.source import Source
 from outspark.settings import SourceSettings
 from tests.databases import Database
@@ -50,6 +51,14 @@ class Drain:
             self.ends.append(events[-1].created_at)
         return ids
 
+    def hand_over(self) -> None:
+        """The next shift goes on from the note of this one."""
+        mark = self.low.note()
+        self.low = LowWater(self.source, wait_for_open=self.low.wait_for_open)
+        self.low.prepare()
+        if mark is not None:
+            self.low.resume(Mark.model_validate_json(mark.model_dump_json()), ago=0.0)
+
     def has_mark(self) -> bool:
         return self.looks[-1] != BEGINNING
 
@@ -67,16 +76,22 @@ def fill(conn: psycopg.Connection[tuple[object, ...]], events: int) -> None:
     Outbox().enqueue(conn, *(NewEvent("t", {"n": n}, key=f"k{n % 3}") for n in range(events)))
 
 
-def late_event(drain: Drain, database: Database) -> tuple[list[str], str, str]:
+def late_event(drain: Drain, database: Database, *, shifts: bool = False) -> tuple[list[str], str, str]:
     """Write A early and commit it late, in the middle of a drain, then write B of the same key; drain it all."""
+
+    def look() -> list[str]:
+        if shifts:
+            drain.hand_over()
+        return drain.look()
+
     outbox = Outbox()
     with psycopg.connect(database.url) as late:
         (first,) = outbox.enqueue(late, NewEvent("t", {}, key="late"))
         fill(drain.conn, 60)
-        order = [event for _ in range(6) for event in drain.look()]
+        order = [event for _ in range(6) for event in look()]
         late.commit()
     (second,) = outbox.enqueue(drain.conn, NewEvent("t", {}, key="late"))
-    while batch := drain.look():
+    while batch := look():
         order.extend(batch)
     return order, str(first), str(second)
 
@@ -89,6 +104,14 @@ def test_an_event_committed_late_is_still_claimed_before_the_next_of_its_key(
     order, first, second = late_event(Drain(lane, database.url), database)
     assert len(order) == 62
     assert order.index(first) < order.index(second)
+
+
+def test_the_same_with_a_hand_over_before_each_look(lane: Connection, database: Database) -> None:
+    drain = Drain(lane, database.url)
+    order, first, second = late_event(drain, database, shifts=True)
+    assert len(order) == 62
+    assert order.index(first) < order.index(second)
+    assert any(look != BEGINNING for look in drain.looks)
 
 
 def test_without_waiting_for_open_transactions_order_breaks(lane: Connection, database: Database) -> None:
@@ -131,15 +154,14 @@ def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(lane, 100)
-    monkeypatch.setattr(lowwater, "DEAR", 0.0)
     lasting = []
     for worth in (0.0, 1e6):
-        monkeypatch.setattr(lowwater, "WORTH", worth)
+        monkeypatch.setattr(lowwater, "BUSY", (worth, 1.0, 30.0))
         drain = Drain(lane, database.url)
         while drain.look() and not drain.has_mark():
             pass
         lasting.append(drain.low.expires_in())
-    assert 0 < lasting[0] <= lowwater.LASTS < lasting[1] <= lowwater.LASTS_AT_MOST
+    assert 0 < lasting[0] <= 1.0 < lasting[1] <= 30.0
 
 
 def test_where_looks_are_dear_the_mark_stays_when_nothing_is_left(
@@ -190,3 +212,53 @@ def test_a_scheduled_event_is_found_when_it_falls_due(lane: Connection, database
     while drain.look() and not drain.has_mark():
         pass
     assert 0 < drain.low.expires_in() <= 0.3
+
+
+def test_while_looks_begin_at_the_mark_it_rises_with_time(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream without end does not look over the same index entries until the mark expires."""
+    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    drain = Drain(lane, database.url)
+    fill(lane, 60)
+    while drain.look() and not drain.has_mark():
+        pass
+    ((later,),) = lane.execute("SELECT clock_timestamp()").fetchall()
+    for _ in range(20):
+        fill(lane, LIMIT)
+        drain.look()
+    assert drain.looks[-1] > later
+
+
+def test_an_event_scheduled_after_the_mark_was_set_is_found_when_it_falls_due(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark may rise past it while it waits."""
+    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    drain = Drain(lane, database.url)
+    fill(lane, 60)
+    while drain.look() and not drain.has_mark():
+        pass
+    lane.execute(
+        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
+        "VALUES (gen_random_uuid(), 'scheduled', '', clock_timestamp() + interval '300 ms')"
+    )
+    for _ in range(3):
+        fill(lane, 2 * LIMIT)
+        drain.look()
+    assert 0 < drain.low.expires_in() <= 0.3
+
+
+def test_what_falls_due_between_two_shifts_ends_the_mark(lane: Connection, database: Database) -> None:
+    drain = Drain(lane, database.url)
+    lane.execute(
+        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
+        "VALUES (gen_random_uuid(), 't', '', clock_timestamp() + interval '100 ms')"
+    )
+    fill(lane, 60)
+    while drain.look() and not drain.has_mark():
+        pass
+    mark = drain.low.note()
+    assert mark is not None
+    drain.low.resume(mark, ago=0.2)
+    assert drain.low.expires_in() == 0.0

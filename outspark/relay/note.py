@@ -1,0 +1,43 @@
+"""What a lane knows that the table does not say, for the shift that comes after it.
+
+It saves work and nothing else: a lane that finds no note finds out by itself what waits and where to begin.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel
+
+MOST_KEYS = 10_000
+"""Beyond this a note would cost more than it saves."""
+
+
+class Waiting(BaseModel):
+    """What waits for one destination that is down."""
+
+    reason: str
+    keys: list[str]
+    types: list[str]
+    """Of events without a key."""
+
+
+class Mark(BaseModel):
+    """A low-water mark as it was when the note was written."""
+
+    at: datetime
+    calm_since: datetime
+    age: float
+    took: float
+    due: float | None
+    """Seconds until a scheduled event falls due."""
+    full: bool
+
+
+class Note(BaseModel):
+    """Of use to the owner of just these slots in the same run of a relay: it has the same routes."""
+
+    instance: str
+    slots: list[int]
+    waiting: dict[str, Waiting] = {}
+    mark: Mark | None = None

@@ -1,0 +1,164 @@
+"""What one shift writes down for the next: what waits for a destination that is down, and where to begin to look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+
+from outspark.outcome import Retry
+from outspark.relay.loop import SourceLoop
+from outspark.relay.lowwater import BEGINNING, LowWater
+from outspark.relay.note import Note, Waiting
+from tests.databases import Database
+from tests.integration.relay.place import Place, close_place, open_place
+from tests.integration.relay.test_ownership import OwnerOfSlots
+from tests.waiting import wait_for
+
+NOTE = Note(instance="one", slots=[0, 1], waiting={"bus": Waiting(reason="away", keys=["k"], types=[])})
+
+
+@pytest.fixture(params=["row", "slot"])
+def two(request: pytest.FixtureRequest, database: Database) -> Iterator[Place]:
+    """Events of type `left.*` and `right.*` go to brokers of these names; the left one is down."""
+    place = open_place(database, "left", "right")
+    place.source["lease"] = request.param
+    place.routes = [{"match": f"{name}.*", "destination": name} for name in ("left", "right")]
+    place.brokers["left"].down = True
+    yield place
+    close_place(place)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+    """Where every look began."""
+    seen: list[datetime] = []
+    begin = LowWater.begin
+
+    def spy(self: LowWater) -> datetime:
+        seen.append(begin(self))
+        return seen[-1]
+
+    monkeypatch.setattr(LowWater, "begin", spy)
+    return seen
+
+
+def first_shift(two: Place) -> None:
+    two.enqueue("l1", type="left.t", key="both")
+    two.enqueue("r1", type="right.t", key="both")
+    two.enqueue("l2", type="left.t")
+    two.enqueue("r2", type="right.t", key="right only")
+    two.work(lambda: two.brokers["right"].delivered() == ["r2"])
+    two.enqueue("r3", type="right.t", key="right only")
+    two.enqueue("l3", type="left.t")
+
+
+def test_what_waits_for_a_destination_that_is_down_is_not_tried_again_by_the_next_shift(two: Place) -> None:
+    first_shift(two)
+    offered = two.brokers["left"].published()
+
+    two.work(lambda: two.brokers["right"].delivered() == ["r2", "r3"])
+    assert two.brokers["left"].published() == offered
+
+    two.brokers["left"].down = False
+    two.work_to_the_end()
+    assert sorted(two.brokers["left"].delivered()) == ["l1", "l2", "l3"]
+    assert two.brokers["right"].delivered() == ["r2", "r3", "r1"]
+    assert set(two.states().values()) == {("DELIVERED", 0)}
+
+
+def test_another_run_has_other_routes_and_finds_out_by_itself(two: Place) -> None:
+    first_shift(two)
+    offered = two.brokers["left"].published()
+
+    two.work(lambda: two.brokers["right"].delivered() == ["r2", "r3"], two.lane(instance="two"))
+    assert len(two.brokers["left"].published()) > len(offered)
+
+
+def test_a_note_with_a_destination_that_nobody_knows_is_left_alone(
+    two: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SourceLoop, "_note", lambda *_: NOTE)
+    two.enqueue("r1", type="right.t", key="k")
+    two.work_to_the_end()
+    two.enqueue("r2", type="right.t", key="k")
+    two.work_to_the_end()
+
+
+def test_a_note_goes_to_the_next_owner_of_the_same_slots_alone(place: Place) -> None:
+    first, second, third = (OwnerOfSlots(place) for _ in range(3))
+    first.take()
+    leave(first)
+
+    second.take()
+    assert second.tenure.inherited is not None
+    note, age = second.tenure.inherited
+    assert note == NOTE
+    assert 0 <= age < 5
+
+    second.vanish()
+    wait_for(lambda: third.take() and third.tenure.active == [0, 1])
+    assert third.tenure.inherited is None
+
+
+def test_an_owner_of_fewer_slots_has_no_use_for_a_note(place: Place) -> None:
+    first, second = OwnerOfSlots(place), OwnerOfSlots(place)
+    first.take()
+    leave(first)
+    second.slots.wanted = (0,)
+    second.take()
+    assert second.tenure.active == [0]
+    assert second.tenure.inherited is None
+
+
+def test_a_note_that_cannot_be_read_is_left_alone(place: Place) -> None:
+    first, second = OwnerOfSlots(place), OwnerOfSlots(place)
+    first.take()
+    leave(first)
+    place.conn.execute("UPDATE outspark_slots SET note = 'from another version' WHERE slot = 0")
+    second.take()
+    assert second.tenure.inherited is None
+
+
+def leave(owner: OwnerOfSlots) -> None:
+    owner.tenure.leave(NOTE)
+    owner.conn.execute("SELECT pg_advisory_unlock_all()")
+
+
+def drain_in_part(place: Place) -> None:
+    """A first shift that leaves half of a backlog to the next."""
+    place.source["batch_size"] = 5
+    place.enqueue(*(f"e{number:02}" for number in range(60)), key="many")
+    place.work(lambda: len(place.broker.delivered()) >= 30)
+
+
+def test_the_next_shift_begins_to_look_where_the_last_one_stopped(
+    leased: Place, looks: list[datetime]
+) -> None:
+    drain_in_part(leased)
+    last = looks[-1]
+    assert last != BEGINNING
+    before = len(looks)
+
+    leased.work_to_the_end()
+    assert looks[before] >= last
+    assert leased.broker.delivered() == [f"e{number:02}" for number in range(60)]
+
+
+def test_a_head_whose_wait_ends_between_two_shifts_is_not_left_behind(
+    leased: Place, looks: list[datetime]
+) -> None:
+    leased.source["retry"] = {"base_delay": "1s", "max_delay": "1s", "max_attempts": 3, "jitter": 0.0}
+    leased.enqueue("a", "b", key="k")
+    leased.broker.answers["a"] = [Retry("not now")]
+    drain_in_part(leased)
+    assert "a" not in leased.broker.delivered()
+    before = len(looks)
+    time.sleep(1.1)
+
+    leased.work_to_the_end()
+    assert looks[before] == BEGINNING
+    delivered = leased.broker.delivered()
+    assert delivered.index("a") < delivered.index("b") < delivered.index("e59")
