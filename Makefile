@@ -52,7 +52,7 @@ demo: $(STAMP) ## See events go to a broker and into an inbox, with lanes killed
 	$(BIN)/outspark demo --broker $(BROKER) $(ARGS)
 
 test: check servers ## Run every check and the whole suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## Lint, format, types and layers; seconds, no servers
 	$(BIN)/ruff check .
