@@ -51,6 +51,10 @@ class Drain:
             self.ends.append(events[-1].created_at)
         return ids
 
+    def look_until_marked(self) -> None:
+        while self.look() and not self.has_mark():
+            pass
+
     def hand_over(self) -> None:
         """The next shift goes on from the note of this one."""
         mark = self.low.note()
@@ -74,6 +78,15 @@ def lane(database: Database) -> Iterator[Connection]:
 
 def fill(conn: psycopg.Connection[tuple[object, ...]], events: int) -> None:
     Outbox().enqueue(conn, *(NewEvent("t", {"n": n}, key=f"k{n % 3}") for n in range(events)))
+
+
+def schedule(conn: Connection, milliseconds: int) -> None:
+    """An event that falls due so much later."""
+    conn.execute(
+        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
+        "VALUES (gen_random_uuid(), 't', '', clock_timestamp() + %s * interval '1 ms')",
+        [milliseconds],
+    )
 
 
 def late_event(drain: Drain, database: Database, *, shifts: bool = False) -> tuple[list[str], str, str]:
@@ -122,16 +135,14 @@ def test_without_waiting_for_open_transactions_order_breaks(lane: Connection, da
 def test_a_drain_gets_a_mark_once_nothing_older_is_open(lane: Connection, database: Database) -> None:
     drain = Drain(lane, database.url)
     fill(lane, 60)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     assert drain.has_mark()
 
 
 def test_looks_from_the_mark_raise_it(lane: Connection, database: Database) -> None:
     drain = Drain(lane, database.url)
     fill(lane, 100)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     for _ in range(3):
         assert len(drain.look()) == LIMIT
     marks = drain.looks[-4:]
@@ -143,8 +154,7 @@ def test_once_all_of_a_look_is_through_the_next_begins_at_its_end(
 ) -> None:
     drain = Drain(lane, database.url)
     fill(lane, 100)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     for _ in range(3):
         assert len(drain.look()) == LIMIT
         assert drain.looks[-1] == drain.ends[-2]
@@ -158,8 +168,7 @@ def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
     for worth in (0.0, 1e6):
         monkeypatch.setattr(lowwater, "BUSY", (worth, 1.0, 30.0))
         drain = Drain(lane, database.url)
-        while drain.look() and not drain.has_mark():
-            pass
+        drain.look_until_marked()
         lasting.append(drain.low.expires_in())
     assert 0 < lasting[0] <= 1.0 < lasting[1] <= 30.0
 
@@ -194,8 +203,7 @@ def test_an_open_transaction_keeps_the_mark_away(lane: Connection, database: Dat
 def test_a_key_set_free_ends_the_mark(lane: Connection, database: Database) -> None:
     drain = Drain(lane, database.url)
     fill(lane, 60)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     drain.source.keys.destination_is_back("bus")
     drain.look()
     assert not drain.has_mark()
@@ -204,13 +212,9 @@ def test_a_key_set_free_ends_the_mark(lane: Connection, database: Database) -> N
 def test_a_scheduled_event_is_found_when_it_falls_due(lane: Connection, database: Database) -> None:
     """The mark ends when the next scheduled event falls due, so that it joins its key's order in time."""
     drain = Drain(lane, database.url)
-    lane.execute(
-        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
-        "VALUES (gen_random_uuid(), 't', '', clock_timestamp() + interval '300 ms')"
-    )
+    schedule(lane, milliseconds=300)
     fill(lane, 60)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     assert 0 < drain.low.expires_in() <= 0.3
 
 
@@ -221,8 +225,7 @@ def test_while_looks_begin_at_the_mark_it_rises_with_time(
     monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     fill(lane, 60)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     ((later,),) = lane.execute("SELECT clock_timestamp()").fetchall()
     for _ in range(20):
         fill(lane, LIMIT)
@@ -237,12 +240,8 @@ def test_an_event_scheduled_after_the_mark_was_set_is_found_when_it_falls_due(
     monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     fill(lane, 60)
-    while drain.look() and not drain.has_mark():
-        pass
-    lane.execute(
-        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
-        "VALUES (gen_random_uuid(), 'scheduled', '', clock_timestamp() + interval '300 ms')"
-    )
+    drain.look_until_marked()
+    schedule(lane, milliseconds=300)
     for _ in range(3):
         fill(lane, 2 * LIMIT)
         drain.look()
@@ -251,13 +250,9 @@ def test_an_event_scheduled_after_the_mark_was_set_is_found_when_it_falls_due(
 
 def test_what_falls_due_between_two_shifts_ends_the_mark(lane: Connection, database: Database) -> None:
     drain = Drain(lane, database.url)
-    lane.execute(
-        "INSERT INTO openoutbox_events (event_id, event_type, payload, available_at) "
-        "VALUES (gen_random_uuid(), 't', '', clock_timestamp() + interval '100 ms')"
-    )
+    schedule(lane, milliseconds=100)
     fill(lane, 60)
-    while drain.look() and not drain.has_mark():
-        pass
+    drain.look_until_marked()
     mark = drain.low.note()
     assert mark is not None
     drain.low.resume(mark, ago=0.2)

@@ -27,6 +27,7 @@ class KafkaFeedRig:
         self.id = uuid.uuid4().hex
         self.topic = f"orders.{self.id}"
         self.address = server.address
+        self.repeats_in_order = True
         self._feeds: list[Feed] = []
         self.create(self.topic, partitions)
 

@@ -29,6 +29,7 @@ class NatsFeedRig:
         self.stream = f"S{uuid.uuid4().hex}"
         self.topic = f"{self.stream}.order.created"
         self.address = f"127.0.0.1:{server.port}"
+        self.repeats_in_order = False
         self.options: dict[str, Any] = {}
         """Of every feed that does not say otherwise."""
         self._feeds: list[Feed] = []
