@@ -66,7 +66,7 @@ def _brokers(axes: Axes, results: Results) -> None:
 def _jeap(axes: Axes, results: Results) -> None:
     rows = [row for row in results.rows if row.scenario in JEAP and row.rate]
     labels = [f"{row.host} {row.destination}" for row in rows]
-    notes = [row.note if row.scenario == "jeap-finished" else "" for row in rows]
+    notes = [row.note if row.destination != "kafka" else "" for row in rows]
     _bars(axes, rows, ["\n".join(filter(None, lines)) for lines in zip(labels, notes, strict=True)])
     axes.set_title("An outbox of jEAP, events/s")
 

@@ -65,9 +65,10 @@ and a ratio is that of the medians.
   broker's own count.
 - **one by one**: bare lanes with the same client, which publish each event by itself and await its answer;
   {single_events:,} events.
-- **jeap**: the table with its seven indexes and our optional one, every second message marked for immediate sending
-  and overdue, each with a trace. Lanes hold the ShedLock row as in production. Its ceiling is the loop in SQL with the
-  statements that lanes use there, which commit as a lane does, and the ratios of its rows are to that one.
+- **jeap**: the table with its seven indexes, and the same with our optional one, every second message marked for
+  immediate sending and overdue, each with a trace. Lanes hold the ShedLock row as in production. Its ceiling is the
+  loop in SQL with the statements that lanes use there, which commit as a lane does; each row compares with the one on
+  its own table.
 - **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client looks for 5 messages, sends
   each by itself, awaits its answer and marks it in a transaction of its own. It is played in Python, with the same
   Kafka client; {single_events:,} events.

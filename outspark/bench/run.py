@@ -14,7 +14,7 @@ from outspark.bench.arena import Arena
 from outspark.bench.drain import Case, Sample, Stand
 from outspark.bench.plan import Plan
 from outspark.bench.results import Results, Row, Target
-from outspark.settings import ContractName
+from outspark.bench.tables import Table
 
 C = TypeVar("C", bound=Hashable)
 
@@ -30,7 +30,7 @@ class Run:
     arena: Arena
     results: Results
     progress: Progress
-    ceilings: dict[ContractName, float] = field(default_factory=dict)
+    ceilings: dict[Table, float] = field(default_factory=dict)
     """Median rate of each table's ceiling, once it is known."""
     _task: TaskID | None = None
 
@@ -81,7 +81,7 @@ class Run:
 
     def add_drains(self, scenario: str, samples: dict[Case, list[Sample]]) -> None:
         for case, drains in samples.items():
-            ceiling = self.ceilings.get(case.table.contract)
+            ceiling = self.ceilings.get(case.table)
             note = _note(case, drains[-1])
             self.add(row(scenario, case.host, case.lease, case.to, drains, ceiling, note))
 
@@ -144,7 +144,7 @@ def _note(case: Case, sample: Sample) -> str:
     if case.between != "nothing":
         other = "for a destination that is down" if case.between == "stuck" else "that are delivered"
         return f"between {case.events:,} events {other}"
-    return sample.cores_used() if case.destination != "null" or case.table.inbox else ""
+    return sample.cores_used() if case.destination != "null" or case.table.inbox else case.table.note
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -7,7 +7,8 @@ from typing import get_args
 
 from outspark.bench.drain import Case, Sample
 from outspark.bench.results import Target
-from outspark.bench.run import Run, compare
+from outspark.bench.run import Run, compare, median_rate
+from outspark.bench.tables import OPENOUTBOX
 from outspark.settings import Lease
 
 LEASES: tuple[Lease, ...] = get_args(Lease)
@@ -24,7 +25,7 @@ def measure_drain(run: Run) -> None:
     samples = run.rounds(
         "drain", [ceiling, own, *(case for pair in zip(bare, spark, strict=True) for case in pair)]
     )
-    run.ceilings["openoutbox"] = median(sample.drained.rate for sample in samples[ceiling])
+    run.ceilings[OPENOUTBOX] = median_rate(samples[ceiling])
     run.add_drains("drain", samples)
     for case in spark:
         name = f"Spark, lease {case.lease}, of the ceiling"

@@ -93,12 +93,13 @@ class LowWater:
 
     def looked(self, events: Sequence[Event], limit: int) -> None:
         self._full = full = len(events) == limit
+        if not self.source.statements.low_water:
+            self.saw_the_end = not full
+            return
         if self._from_beginning:
             self._set = time.monotonic()
             self._took = self._set - self._began
         self.saw_the_end = not full and (self._from_beginning or self._is_dear())
-        if not self.source.statements.low_water:
-            return
         self._draining = full or self._is_dear()
         if not self._draining:
             self._mark, self._asked, self._calm_since = None, None, None

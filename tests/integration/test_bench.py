@@ -331,12 +331,16 @@ def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) 
         ("ceiling", "–"),
         ("bare", "null"),
         ("spark", "null"),
+        ("ceiling", "–"),
+        ("bare", "null"),
+        ("spark", "null"),
         ("bare", "kafka"),
         ("spark", "kafka"),
         ("serial", "kafka"),
     ]
-    assert results.rows[0].ratio == 1.0
-    assert [target.wanted for target in results.targets] == [0.8, 20]
+    assert [row.note for row in results.rows[:6]] == ["without our index"] * 3 + ["with our index"] * 3
+    assert results.rows[0].ratio == results.rows[3].ratio == 1.0
+    assert [target.wanted for target in results.targets] == [0.8, 0.8, 20]
 
 
 @pytest.mark.faults

@@ -47,7 +47,7 @@ def measure_inbox_work(run: Run) -> None:
         Case("spark", "row", events, table=INBOX),
     )
     samples = run.rounds("inbox-work", [ceiling, bare, spark])
-    run.ceilings["omnibox"] = median_rate(samples[ceiling])
+    run.ceilings[INBOX] = median_rate(samples[ceiling])
     run.add_drains("inbox-work", samples)
     rate = median_rate(samples[spark])
     if rate >= WANTED_RATE:

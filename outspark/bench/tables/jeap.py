@@ -48,5 +48,6 @@ JEAP = Table(
     load=LOAD,
     newest_left=NEWEST_LEFT,
     count=COUNT,
+    note="with our index",
 )
 JEAP_AS_IT_IS = replace(JEAP, name="jeap_as_it_is", indexes=SHAPE.indexes, note="without our index")

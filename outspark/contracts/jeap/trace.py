@@ -53,13 +53,13 @@ def headers(trace: TraceColumns, form: Form) -> dict[str, str] | None:
 
 def packed_headers(ids: bytes, parent: int | None, sampled: bool | None, form: Form) -> dict[str, str]:
     """The same from 24 bytes: both halves of the trace id and the span's, most significant first."""
-    text = ids.hex()
-    id, span = text[:32], text[32:]
+    # The first 16 bytes, a hyphen, the rest.
+    id_and_span = ids.hex("-", -16)
     flag = "0" if sampled is False else "1"
     if form == "w3c":
-        return {"traceparent": f"00-{id}-{span}-0{flag}"}
-    b3 = f"{id}-{span}-{flag}" + (f"-{parent & _MASK:016x}" if parent else "")
-    return {"b3": b3} if form == "b3" else {"traceparent": f"00-{id}-{span}-0{flag}", "b3": b3}
+        return {"traceparent": f"00-{id_and_span}-0{flag}"}
+    b3 = f"{id_and_span}-{flag}" + (f"-{parent & _MASK:016x}" if parent else "")
+    return {"b3": b3} if form == "b3" else {"traceparent": f"00-{id_and_span}-0{flag}", "b3": b3}
 
 
 def _signed(hexadecimal: str) -> int:
