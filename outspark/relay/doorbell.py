@@ -9,6 +9,8 @@ from outspark.relay.connection import Connection
 
 QUICK, PATIENCE, GROWTH = 0.020, 50, 1.3
 """Look every 20 ms for 50 looks (a second), then each wait is 1.3 times the one before, up to the poll interval."""
+SHORTEST = 0.001
+"""The first wait of a lane with a doorbell that cannot fall asleep; each is twice the one before, up to 20 ms."""
 
 FALL_ASLEEP = """\
 -- Say that this lane is asleep, unless a writer is in the middle of an insert
@@ -70,22 +72,27 @@ class Doorbell:
     _looked: bool = False
     _rung: bool = False
     _busy: int = 0
-    _wait: float = 0.001
+    _wait: float = SHORTEST
 
     def about_to_look(self) -> None:
         # A ring that arrives while a look is under way may be for a row that this look cannot see.
         self._rung = False
 
     def worked(self, more: bool) -> None:
-        """`more` says that the look may have left something behind. Otherwise who came later has rung."""
-        self._wait = 0.001
+        """`more` says that the look may have left something behind. Otherwise who came later has rung.
+
+        A lane that is awake leaves writers time between looks: what it takes from the machine, it takes from them.
+        """
         if self._asleep and not (more or self._rung):
             self._busy, self.next_look = 0, time.monotonic() + self.interval
             return
-        self.next_look = 0.0
         self._busy += 1
         if self._asleep and self._busy >= 2:
             self.release()
+        if more or self._asleep:
+            self.next_look = 0.0
+        else:
+            self._pause()
 
     def found_nothing(self) -> None:
         self._busy = 0
@@ -93,13 +100,12 @@ class Doorbell:
             self._asleep = self._try()
             self._looked = not self.look_again
             if not self._asleep:
-                self.next_look = time.monotonic() + self._wait
-                self._wait = min(self._wait * 2, QUICK)
+                self._pause()
                 return
+            self._wait = SHORTEST
         if self._rung or not self._looked:
             self._looked, self.next_look = True, 0.0
             return
-        self._wait = 0.001
         self.next_look = time.monotonic() + self.interval
 
     def ring(self) -> None:
@@ -110,6 +116,10 @@ class Doorbell:
         if self._asleep:
             self.conn.execute(STAY_AWAKE, {"class": self.lock_class, "lane": self.lane})
             self._asleep = False
+
+    def _pause(self) -> None:
+        self.next_look = time.monotonic() + self._wait
+        self._wait = min(self._wait * 2, QUICK)
 
     def _try(self) -> bool:
         row = self.conn.execute(FALL_ASLEEP, {"class": self.lock_class, "lane": self.lane}).fetchone()

@@ -9,13 +9,14 @@ import random
 import time
 from dataclasses import dataclass
 
+import psycopg
 import pytest
 
 from outspark.contracts.doorbell import doorbell_ddl
-from outspark.contracts.names import TableName
+from outspark.contracts.names import TableName, lock_class
 from outspark.outcome import Retry
 from outspark.relay import desk
-from outspark.relay.doorbell import Doorbell
+from outspark.relay.doorbell import QUICK, Doorbell
 from tests.integration.relay.place import Place
 from tests.waiting import wait_for
 
@@ -117,3 +118,27 @@ def test_a_stop_is_heard_in_the_deepest_sleep(street: Place) -> None:
     with street.working() as lane:
         wait_for(lambda: lane.desks and lane.desks[0].next_look() > time.monotonic() + FALLBACK / 2)
     assert time.monotonic() - started < FALLBACK / 2
+
+
+def test_a_lane_kept_awake_by_writers_leaves_them_more_and_more_time(place: Place) -> None:
+    class_ = lock_class("bell", TableName("openoutbox_events", "public"))
+    with place.database.connect() as conn, psycopg.connect(place.database.url) as writer:
+        bell = Doorbell(conn, class_, lane=0, interval=FALLBACK)
+        writer.execute("SELECT pg_advisory_xact_lock_shared(%s, 0)", [class_])
+        bell.found_nothing()
+        waits = [0.001]
+        while waits[-1] < QUICK:
+            waits.append(min(waits[-1] * 2, QUICK))
+            before = time.monotonic()
+            bell.worked(more=False)
+            assert bell.next_look >= before + waits[-1], waits
+        bell.worked(more=True)
+        assert bell.next_look == 0.0, "a backlog waits for nothing"
+        writer.commit()
+        bell.found_nothing()
+        assert bell.next_look == 0.0, "it fell asleep, and looks once more"
+        bell.found_nothing()
+        assert bell.next_look > time.monotonic() + FALLBACK / 2
+        bell.release()
+        bell.worked(more=False)
+        assert bell.next_look < time.monotonic() + QUICK / 2, "it begins with the shortest wait again"
