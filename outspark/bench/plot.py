@@ -105,7 +105,7 @@ def _backlog(axes: Axes, results: Results) -> None:
             axes.plot(shares, [rate / rates[0] for rate in rates], label=name.removeprefix("backlog "))
     axes.set_ylim(bottom=0)
     axes.set(title="A long backlog: rate against its start", xlabel="% delivered")
-    axes.legend(title="lease")
+    axes.legend()
 
 
 def _memory(axes: Axes, results: Results) -> None:

@@ -74,6 +74,8 @@ and a ratio is that of the medians.
   Kafka client; {single_events:,} events.
 - **finished**, **jeap-finished**: finished rows in the table, which stays the same, so that what was drained joins
   them. Of a jEAP outbox with our optional index; and, once, without it and with {single_events:,} events.
+- **backlog**: ten times as many events. The ceiling has them too: how much of its rate it keeps from the first tenth to
+  the last says what the server and the machine make of a long load.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
 - **inbox-take**: a topic with 4 partitions, in which each message stands twice, the copy some batches after the first.
