@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -41,6 +41,14 @@ class Settlement:
     wait: timedelta | None = None
     error: str | None = None
     kind: DeadKind = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A histogram of seconds that the contract's own relay has, under its name."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,9 @@ class LaneStatements:
     """Does a claim take `low`, the time from which on to look?"""
     counts_attempts: bool = True
     """Is a failure that may pass an attempt? Otherwise the event is tried for ever."""
+    claim_timer: Timer | None = None
+    publish_timer: Timer | None = None
+    """Of each event that is delivered."""
 
 
 class Contract(Protocol):
@@ -120,6 +131,10 @@ class Contract(Protocol):
 
         With a connection the contract may look at the table and make the most of the indexes that it has.
         """
+        ...
+
+    def lock_table(self, table: TableName) -> TableName | None:
+        """Where relays of other makes and ours take turns, by ShedLock's protocol; None where all may work at once."""
         ...
 
     def side_tables(self, table: TableName) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from psycopg.rows import class_row, tuple_row
 from outspark.contracts.deliveries import deliveries_table
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import EXISTS
-from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, PrunedBatch, Reaped, Stats, like
+from outspark.contracts.upkeep import DeadEvent, DeadFilter, Finished, Gauge, PrunedBatch, Reaped, Stats, like
 from outspark.errors import SettingsError
 
 NOW = "SELECT clock_timestamp()"
@@ -107,6 +107,9 @@ class StatementUpkeep:
             stats = cursor.execute(statement, self._bind({"exact": exact})).fetchone()
         assert stats is not None, "an aggregate always answers one row"
         return stats
+
+    def gauges(self, conn: psycopg.Connection[Any], stats: Stats) -> list[Gauge]:
+        return []
 
     def count_dead(self, conn: psycopg.Connection[Any], which: DeadFilter) -> int:
         return int(self._rows(conn, COUNT_DEAD, self._filter(which))[0][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -87,6 +88,15 @@ class Reaped:
     dead: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A figure that the contract's own relay shows, under its name."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
 class Upkeep(Protocol):
     """Each call is one statement on `conn` and commits nothing. Results say what was really changed."""
 
@@ -95,6 +105,10 @@ class Upkeep(Protocol):
         ...
 
     def stats(self, conn: psycopg.Connection[Any], *, exact: bool) -> Stats: ...
+
+    def gauges(self, conn: psycopg.Connection[Any], stats: Stats) -> list[Gauge]:
+        """What the contract's own relay would show besides."""
+        ...
 
     def count_dead(self, conn: psycopg.Connection[Any], which: DeadFilter) -> int: ...
 

@@ -14,9 +14,7 @@ from outspark import contracts
 from outspark.contracts import doorbell
 from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.contracts.findings import refuse_errors
-from outspark.contracts.jeap.table import shedlock
 from outspark.contracts.names import TableName, bell_channel, lock_class, resolve
-from outspark.contracts.shedlock import RELAY
 from outspark.envelopes import Envelope, make_envelope
 from outspark.errors import OutsparkError
 from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
@@ -30,13 +28,13 @@ from outspark.relay.loop import SourceLoop
 from outspark.relay.lowwater import LowWater
 from outspark.relay.owner import Owner
 from outspark.relay.settling import Settler
-from outspark.relay.shedlock import ShedLock, holder
+from outspark.relay.shedlock import relay_lock
 from outspark.relay.slots import Slots
 from outspark.relay.source import Source
 from outspark.relay.spec import LaneSpec, Share
 from outspark.relay.tenure import Tenure
 from outspark.routing import Router, load_transform
-from outspark.settings import DestinationSettings, SourceSettings
+from outspark.settings import DestinationSettings
 from outspark.telemetry import Tracing
 
 log = logging.getLogger(__name__)
@@ -218,7 +216,7 @@ class Desk:
             dispatcher=dispatcher,
             settler=Settler(source, tenure, deliveries),
             deliveries=deliveries,
-            lock=self._lock(conn, table, settings),
+            lock=relay_lock(conn, table, settings, spec.relay.id, spec.instance),
             waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
             low=LowWater(source),
             token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
@@ -237,12 +235,6 @@ class Desk:
         hold = relay.hold.total_seconds()
         grace = relay.grace.total_seconds() if relay.grace is not None else hold + longest + 1.0
         return Tenure(source, slots, hold, grace)
-
-    def _lock(self, conn: Connection, table: TableName, settings: SourceSettings) -> ShedLock | None:
-        if settings.contract != "jeap":
-            return None
-        holds = holder(self.spec.relay.id, self.spec.instance)
-        return ShedLock(conn, shedlock(table), RELAY, holds, settings.jeap.lock_at_most)
 
     def _waking(
         self, conn: Connection, table: TableName, wanted: bool, interval: float

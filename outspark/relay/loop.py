@@ -86,10 +86,9 @@ class SourceLoop:
         been = self.deliveries.look_up([event.id for event in batch.events]) if self.deliveries else NOWHERE
         started = time.monotonic()
         dispatched = self.dispatcher.dispatch(batch.events, budget, self._prove, been)
-        if self.source.settings.contract == "jeap":
+        if (timer := self.source.statements.publish_timer) is not None:
             took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
-            labels = {"source": self.source.name, "delivery_type": "scheduled"}
-            self.source.tally.observe_many(metrics.JEAP_TRANSMIT, took, **labels)
+            self.source.tally.observe_many(timer.name, took, source=self.source.name, **timer.labels)
         through = self.settler.settle(batch, dispatched, been)
         if through and batch is self._found:
             self.low.passed(batch.events[-1].created_at)

@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
+from outspark import contracts
 from outspark.contracts import shedlock as statements
 from outspark.contracts.names import TableName
 from outspark.relay.connection import Connection
+from outspark.settings import SourceSettings
 
 log = logging.getLogger(__name__)
 
@@ -60,3 +62,13 @@ class ShedLock:
         self._until = 0.0
         parameters = {"name": self.name, "holder": self.holder}
         self.conn.execute(statements.compose(statements.RELEASE, self.table), parameters)
+
+
+def relay_lock(
+    conn: Connection, table: TableName, settings: SourceSettings, relay: str, instance: str
+) -> ShedLock | None:
+    """The lock that all lanes of a run hold while they relay from this table; None where its contract has none."""
+    where = contracts.get(settings.contract).lock_table(table)
+    if where is None:
+        return None
+    return ShedLock(conn, where, statements.RELAY, holder(relay, instance), settings.jeap.lock_at_most)

@@ -60,8 +60,8 @@ class Source:
     def claim(self, statement: str, token: str, parameters: dict[str, Any]) -> Batch:
         started = time.monotonic()
         rows = self.execute("claim", statement, {"token": token, **parameters})
-        if self.settings.contract == "jeap":
-            self.tally.observe(metrics.JEAP_READY_QUERY, time.monotonic() - started, source=self.name)
+        if (timer := self.statements.claim_timer) is not None:
+            self.tally.observe(timer.name, time.monotonic() - started, source=self.name, **timer.labels)
         return Batch(self.statements.read(rows), token, rows[0][-1] if rows else None)
 
     def count(self, status: str, events: int) -> None:

@@ -14,16 +14,13 @@ import psycopg
 from outspark import contracts, metrics
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.findings import refuse_errors
-from outspark.contracts.jeap.table import shedlock
-from outspark.contracts.jeap.upkeep import JeapUpkeep
 from outspark.contracts.names import TableName, resolve
-from outspark.contracts.shedlock import RELAY
 from outspark.contracts.upkeep import Stats
 from outspark.errors import OutsparkError
 from outspark.metrics import Tally
 from outspark.publishers import Publisher, open_publisher
 from outspark.relay.connection import Connection
-from outspark.relay.shedlock import ShedLock, holder
+from outspark.relay.shedlock import relay_lock
 from outspark.settings import Settings, SourceSettings
 from outspark.spark.databases import Databases, line
 
@@ -88,16 +85,13 @@ class Monitor:
         return answers
 
     def gauge(self, tally: Tally) -> None:
-        for name, stats in self.stats().items():
-            if isinstance(stats, Stats):
-                tally.set(metrics.PENDING_COUNT, stats.pending, source=name)
-                age = stats.oldest_age.total_seconds() if stats.oldest_age else 0.0
-                tally.set(metrics.OLDEST_AGE_SECONDS, age, source=name)
         for name, source in self.settings.sources.items():
+            try:
+                self._gauge(name, source, tally)
+            except (psycopg.Error, OutsparkError) as error:
+                log.debug("no gauges", extra={"source": name, "error": line(error)})
             if source.ordering == "key":
                 tally.set(metrics.SLOTS_OWNED, self._owned(source), source=name)
-            if source.contract == "jeap":
-                self._gauge_jeap(name, source, tally)
 
     def drained(self) -> bool:
         """Nothing is in flight, and what is pending is only scheduled for later."""
@@ -114,13 +108,14 @@ class Monitor:
     def release_locks(self) -> None:
         """Let relays of other makes have their turn. Only when all our lanes have ended."""
         for name, source in self.settings.sources.items():
-            if source.contract != "jeap":
+            if contracts.get(source.contract).lock_table(TableName.parse(source.table)) is None:
                 continue
             try:
                 with self._use(source) as conn:
-                    table = shedlock(resolve(conn, TableName.parse(source.table)))
-                    held = holder(self.settings.relay.id, self.instance)
-                    ShedLock(conn, table, RELAY, held, source.jeap.lock_at_most).release()
+                    table = resolve(conn, TableName.parse(source.table))
+                    lock = relay_lock(conn, table, source, self.settings.relay.id, self.instance)
+                    if lock is not None:
+                        lock.release()
             except (psycopg.Error, OutsparkError) as error:
                 log.warning(
                     "the lock could not be released; it runs out by itself",
@@ -159,17 +154,16 @@ class Monitor:
                 extra={"relay": self.settings.relay.id, "source": name},
             )
 
-    def _gauge_jeap(self, name: str, source: SourceSettings, tally: Tally) -> None:
-        """What jEAP's own relay would say, under its names."""
-        try:
-            with self._use(source) as conn:
-                upkeep = JeapUpkeep(resolve(conn, TableName.parse(source.table)))
-                stats, (resend, rest) = upkeep.stats(conn, exact=False), upkeep.failed(conn)
-        except (psycopg.Error, OutsparkError):
-            return
-        tally.set(metrics.JEAP_READY_COUNT, stats.pending - stats.scheduled, source=name)
-        tally.set(metrics.JEAP_FAILED_COUNT, resend, source=name, resend_status="resend_enabled")
-        tally.set(metrics.JEAP_FAILED_COUNT, rest, source=name, resend_status="resend_disabled")
+    def _gauge(self, name: str, source: SourceSettings, tally: Tally) -> None:
+        with self._use(source) as conn:
+            upkeep = contracts.get(source.contract).upkeep(resolve(conn, TableName.parse(source.table)))
+            stats = upkeep.stats(conn, exact=False)
+            others = upkeep.gauges(conn, stats)
+        tally.set(metrics.PENDING_COUNT, stats.pending, source=name)
+        age = stats.oldest_age.total_seconds() if stats.oldest_age else 0.0
+        tally.set(metrics.OLDEST_AGE_SECONDS, age, source=name)
+        for gauge in others:
+            tally.set(gauge.name, gauge.value, source=name, **gauge.labels)
 
     def _owned(self, source: SourceSettings) -> int:
         try:

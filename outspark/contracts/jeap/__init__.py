@@ -22,6 +22,7 @@ class Jeap:
     metadata = staticmethod(table.metadata)
     check_table = staticmethod(check.check_table)
     lane_statements = staticmethod(lane.lane_statements)
+    lock_table = staticmethod(table.shedlock)
     upkeep = JeapUpkeep
 
     @staticmethod

@@ -16,13 +16,14 @@ from psycopg import sql
 from outspark.contracts.arrays import text_array
 from outspark.contracts.attempts import attempts_table
 from outspark.contracts.blocked import not_blocked
-from outspark.contracts.contract import LAZILY, LaneStatements
+from outspark.contracts.contract import LAZILY, LaneStatements, Timer
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
 from outspark.event import Event
+from outspark.metrics import JEAP_READY_QUERY, JEAP_TRANSMIT
 
 if TYPE_CHECKING:
     from outspark.settings import SourceSettings
@@ -170,6 +171,8 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         read=_reader(settings.jeap.trace),
         low_water=False,
         counts_attempts=False,
+        claim_timer=Timer(JEAP_READY_QUERY),
+        publish_timer=Timer(JEAP_TRANSMIT, {"delivery_type": "scheduled"}),
     )
 
 

@@ -13,7 +13,8 @@ from psycopg import sql
 from outspark.contracts import attempts
 from outspark.contracts.jeap.table import UNSENT
 from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements, whole_number
-from outspark.contracts.upkeep import DeadFilter
+from outspark.contracts.upkeep import DeadFilter, Gauge, Stats
+from outspark.metrics import JEAP_FAILED_COUNT, JEAP_READY_COUNT
 
 STATS = """
 -- How much waits, how long, and what has failed
@@ -128,10 +129,13 @@ class JeapUpkeep(StatementUpkeep):
         read_id=whole_number,
     )
 
-    def failed(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
-        """How many failed messages are marked for a resend, and how many are not."""
+    def gauges(self, conn: psycopg.Connection[Any], stats: Stats) -> list[Gauge]:
         resend, rest = self._rows(conn, FAILED, {})[0]
-        return int(resend), int(rest)
+        return [
+            Gauge(JEAP_READY_COUNT, stats.pending - stats.scheduled),
+            Gauge(JEAP_FAILED_COUNT, resend, {"resend_status": "resend_enabled"}),
+            Gauge(JEAP_FAILED_COUNT, rest, {"resend_status": "resend_disabled"}),
+        ]
 
     def requeue(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
         ids = super().requeue(conn, which, limit)

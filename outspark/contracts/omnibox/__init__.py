@@ -50,6 +50,9 @@ class Omnibox:
     def check_table(self, conn: psycopg.Connection[Any], table: TableName) -> list[Finding]:
         return check.check_table(conn, table, inbox=self.inbox)
 
+    def lock_table(self, table: TableName) -> None:
+        return None
+
     def side_tables(self, table: TableName) -> Mapping[str, str]:
         return {}
 

@@ -29,6 +29,10 @@ class OpenOutbox:
     upkeep = OpenOutboxUpkeep
 
     @staticmethod
+    def lock_table(table: TableName) -> None:
+        return None
+
+    @staticmethod
     def side_tables(table: TableName) -> Mapping[str, str]:
         return {}
 
