@@ -48,6 +48,8 @@ class LowWater:
     source: Source
     wait_for_open: bool = True
     _mark: datetime | None = None
+    _swept: datetime | None = None
+    """Up to here the index entries of what is done were stepped over once more."""
     _set: float = 0.0
     """When the last look from the beginning ended, how long it took, and when the next scheduled event is due."""
     _took: float = 0.0
@@ -89,7 +91,9 @@ class LowWater:
             # Before the look: what falls due until then is found by it, what falls due later ends the mark.
             self._due = min(self._due, self._next_due())
         self._began = time.monotonic()
-        return self._mark if self._mark is not None else BEGINNING
+        if self._mark is None:
+            return BEGINNING
+        return self._sweep(self._mark) if checks else self._mark
 
     def looked(self, events: Sequence[Event], limit: int) -> None:
         self._full = full = len(events) == limit
@@ -106,6 +110,8 @@ class LowWater:
         elif self._calm_since is not None:
             # A look from the mark may raise it: whatever lies below this time was visible to that look too.
             self._mark = min(events[0].created_at, self._calm_since) if events else self._calm_since
+            if self._from_beginning:
+                self._swept = self._mark
 
     def passed(self, last: datetime) -> None:
         """All that the last look found is through, up to its last event: the next look may begin there."""
@@ -129,7 +135,7 @@ class LowWater:
     def resume(self, mark: Mark, ago: float) -> None:
         """Go on where the shift before us stopped so many seconds ago."""
         now = time.monotonic()
-        self._mark, self._calm_since = mark.at, mark.calm_since
+        self._mark, self._swept, self._calm_since = mark.at, mark.at, mark.calm_since
         self._set, self._took = now - ago - mark.age, mark.took
         self._due = now - ago + mark.due if mark.due is not None else inf
         self._draining, self._full, self._freed = True, mark.full, self.source.keys.freed
@@ -147,6 +153,15 @@ class LowWater:
         if self._open.isdisjoint(open_now) or not self.wait_for_open:
             self._calm_since, self._asked, self._open = self._asked, at, frozenset(open_now)
         self._next_check = now + (FIRST_CHECK if self._calm_since is None else CHECK_INTERVAL)
+
+    def _sweep(self, mark: datetime) -> datetime:
+        """Once a second a look begins where the mark was a second ago, and steps over what was done since then.
+
+        The server marks the index entries that it finds dead by then, and later looks pass them by without reading
+        their rows. Here the rows are still in memory; a look from the beginning would fetch each from the disk.
+        """
+        begin, self._swept = min(self._swept or mark, mark), mark
+        return begin
 
     def _next_due(self) -> float:
         ((seconds,),) = self.source.execute("low water", self.source.statements.next_due, {})

@@ -23,6 +23,8 @@ from tests.databases import Database
 
 TABLE = TableName("openoutbox_events", "public")
 LIMIT = 5
+PAGES = 15
+"""Of the index alone, for what these tests drain."""
 
 
 class Drain:
@@ -38,13 +40,15 @@ class Drain:
         self.looks: list[datetime] = []
         self.ends: list[datetime] = []
 
-    def look(self) -> list[str]:
+    def look(self, *, delivered: bool = True) -> list[str]:
         low = self.low.begin()
         self.looks.append(low)
         parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT}
         events = self.source.claim(self.source.statements.claim, "", parameters).events
         self.low.looked(events, LIMIT)
         ids = [event.id for event in events]
+        if not delivered:
+            return ids
         self.conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED' WHERE event_id = ANY(%s)", [ids])
         if events:
             self.low.passed(events[-1].created_at)
@@ -62,6 +66,13 @@ class Drain:
         self.low.prepare()
         if mark is not None:
             self.low.resume(Mark.model_validate_json(mark.model_dump_json()), ago=0.0)
+
+    def pages_from_beginning(self) -> int:
+        """How many pages, of index and table, a look from the beginning reads for a single event."""
+        parameters = {"slots": [0], "blocked": [], "types": [], "low": BEGINNING, "limit": 1, "token": ""}
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {self.source.statements.claim}"
+        (((plan,),),) = self.conn.execute(explain, parameters).fetchall()
+        return int(plan["Plan"]["Shared Hit Blocks"]) + int(plan["Plan"]["Shared Read Blocks"])
 
     def has_mark(self) -> bool:
         return self.looks[-1] != BEGINNING
@@ -158,6 +169,37 @@ def test_once_all_of_a_look_is_through_the_next_begins_at_its_end(
     for _ in range(3):
         assert len(drain.look()) == LIMIT
         assert drain.looks[-1] == drain.ends[-2]
+
+
+@pytest.mark.parametrize(("interval", "reads_rows"), [(0.0, False), (1e6, True)], ids=["swept", "not swept"])
+def test_what_was_swept_costs_a_look_from_the_beginning_no_rows(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, interval: float, reads_rows: bool
+) -> None:
+    """The index entries of events that are done are marked as dead while looks still come by."""
+    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", interval)
+    lane.execute("ALTER TABLE openoutbox_events SET (autovacuum_enabled = off)")
+    drain = Drain(lane, database.url)
+    fill(lane, 400 * LIMIT)
+    drain.look_until_marked()
+    for _ in range(300):
+        assert len(drain.look()) == LIMIT
+    assert (drain.pages_from_beginning() > PAGES) is reads_rows
+
+
+def test_what_a_sweep_finds_below_the_mark_and_is_not_through_is_found_again(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    drain = Drain(lane, database.url)
+    fill(lane, 100)
+    drain.look_until_marked()
+    for _ in range(3):
+        drain.look()
+    (event,) = Outbox().enqueue(lane, NewEvent("t", {}, key="k0"))
+    earlier = drain.ends[-2]
+    lane.execute("UPDATE openoutbox_events SET created_at = %s WHERE event_id = %s", [earlier, event])
+    for _ in range(3):
+        assert str(event) in drain.look(delivered=False)
 
 
 def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
