@@ -13,9 +13,9 @@ else writes.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import psycopg
@@ -23,6 +23,7 @@ from psycopg import sql
 
 from outspark import contracts
 from outspark.bench.backlog import Connection
+from outspark.bench.clients import Clients
 from outspark.bench.plan import Plan
 from outspark.bench.tables import Table
 from outspark.contracts import slots as slot_statements
@@ -78,18 +79,15 @@ _PLACE = re.compile(r"%\((\w+)\)s")
 
 
 @dataclass(slots=True)
-class Ceiling:
-    """As many clients as lanes, each on its own slots. They begin at `go`."""
+class Ceiling(Clients):
+    """As many clients as lanes, each on its own slots."""
 
     url: str
     plan: Plan
     table: Table
     lease: Lease = "row"
     own: bool = False
-    pids: tuple[int, ...] = ()
     _clients: list[tuple[Connection, dict[int, int]]] = field(default_factory=list)
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _errors: list[Exception] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         with psycopg.connect(self.url, autocommit=True) as conn:
@@ -101,40 +99,15 @@ class Ceiling:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for thread in self._threads:
-            thread.join(10)
+        self.join()
         for conn, _ in self._clients:
             conn.close()
 
     def go(self) -> None:
-        self._threads.clear()
-        for conn, epochs in self._clients:
-            thread = threading.Thread(target=self._drain, args=(conn, epochs), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def pause(self) -> None:
-        """It is at rest by itself."""
-
-    def resume(self) -> None:
-        """It begins at `go`."""
-
-    def await_ready(self) -> None:
-        """It always is."""
-
-    def handovers(self) -> int:
-        return 0
-
-    def check(self) -> None:
-        if self._errors:
-            raise self._errors[0]
+        self.start(partial(self._drain, conn, epochs) for conn, epochs in self._clients)
 
     def _drain(self, conn: Connection, epochs: dict[int, int]) -> None:
-        try:
-            source = str(self.table.outbox)
-            conn.execute(CALL, [list(epochs), list(epochs.values()), source, self.plan.batch])
-        except psycopg.Error as error:
-            self._errors.append(error)
+        conn.execute(CALL, [list(epochs), list(epochs.values()), str(self.table.outbox), self.plan.batch])
 
     def _take(self, conn: Connection, slots: Iterable[int]) -> dict[int, int]:
         """Own the slots as a lane does, so that the fence of each settle has the same to check; slot -> epoch."""

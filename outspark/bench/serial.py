@@ -11,12 +11,14 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import psycopg
 from psycopg import sql
 
 from outspark.bench.backlog import Connection
+from outspark.bench.clients import Clients
 from outspark.contracts.names import TableName
 from outspark.errors import OutsparkError
 from outspark.event import NO_HEADERS, Message
@@ -41,17 +43,14 @@ UPDATE {table} SET sent_scheduled = clock_timestamp(), failed = NULL, resend = f
 
 
 @dataclass(slots=True)
-class Serial:
-    """One client in a thread of this process. It begins at `go`."""
+class Serial(Clients):
+    """One client alone."""
 
     url: str
     table: TableName
     destination: Mapping[str, Any]
-    pids: tuple[int, ...] = ()
     _open: ExitStack = field(default_factory=ExitStack)
     _work: tuple[Connection, Publisher] = field(init=False)
-    _thread: threading.Thread | None = None
-    _errors: list[Exception] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
@@ -64,35 +63,11 @@ class Serial:
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(TIMEOUT)
+        self.join()
         self._open.close()
 
     def go(self) -> None:
-        self._thread = threading.Thread(target=self._relay, args=self._work, daemon=True)
-        self._thread.start()
-
-    def pause(self) -> None:
-        """It is at rest by itself."""
-
-    def resume(self) -> None:
-        """It begins at `go`."""
-
-    def await_ready(self) -> None:
-        """It always is."""
-
-    def handovers(self) -> int:
-        return 0
-
-    def check(self) -> None:
-        if self._errors:
-            raise self._errors[0]
-
-    def _relay(self, conn: Connection, publisher: Publisher) -> None:
-        try:
-            self._drain(conn, publisher)
-        except (psycopg.Error, OutsparkError) as error:
-            self._errors.append(error)
+        self.start([partial(self._drain, *self._work)])
 
     def _drain(self, conn: Connection, publisher: Publisher) -> None:
         table = self.table.identifier

@@ -6,8 +6,8 @@ a worker must add: rows that travel to a client, Python, and care about who else
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import psycopg
@@ -15,6 +15,7 @@ from psycopg import sql
 
 from outspark.bench.backlog import Connection
 from outspark.bench.ceiling import with_variables
+from outspark.bench.clients import Clients
 from outspark.bench.inbox.hosts import GROUP
 from outspark.bench.plan import Plan
 from outspark.bench.tables import Table
@@ -71,16 +72,13 @@ CALL = "CALL outspark_handling(%s, %s, %s)"
 
 
 @dataclass(slots=True)
-class HandlingCeiling:
-    """As many clients as lanes, each with a share of what it finds. They begin at `go`."""
+class HandlingCeiling(Clients):
+    """As many clients as lanes, each with a share of what it finds."""
 
     url: str
     plan: Plan
     table: Table
-    pids: tuple[int, ...] = ()
     _clients: list[Connection] = field(default_factory=list)
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _errors: list[Exception] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         with psycopg.connect(self.url, autocommit=True) as conn:
@@ -90,40 +88,16 @@ class HandlingCeiling:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for thread in self._threads:
-            thread.join(10)
+        self.join()
         for conn in self._clients:
             conn.close()
 
     def go(self) -> None:
-        self._threads.clear()
-        for conn in self._clients:
-            thread = threading.Thread(target=self._drain, args=(conn,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def pause(self) -> None:
-        """It is at rest by itself."""
-
-    def resume(self) -> None:
-        """It begins at `go`."""
-
-    def await_ready(self) -> None:
-        """It always is."""
-
-    def handovers(self) -> int:
-        return 0
-
-    def check(self) -> None:
-        if self._errors:
-            raise self._errors[0]
+        self.start(partial(self._drain, conn) for conn in self._clients)
 
     def _drain(self, conn: Connection) -> None:
         worker = HandlingSettings()
-        try:
-            conn.execute(CALL, [GROUP, worker.batch_size, worker.transaction_size])
-        except psycopg.Error as error:
-            self._errors.append(error)
+        conn.execute(CALL, [GROUP, worker.batch_size, worker.transaction_size])
 
     def _procedure(self) -> sql.Composed:
         statements = work_statements(self.table.outbox, partitioned=False)
