@@ -71,10 +71,18 @@ class Drained:
         return self.events / self.seconds
 
     @property
-    def last_to_first(self) -> float:
-        """Rate of the last tenth over the rate of the first."""
-        tenth = max(len(self.curve) // 10, 1)
-        return self.curve[tenth - 1] / (self.curve[-1] - self.curve[-1 - tenth])
+    def first_tenth(self) -> float:
+        """How many seconds it took."""
+        return self.curve[self._tenth - 1]
+
+    @property
+    def last_tenth(self) -> float:
+        """How many seconds it took."""
+        return self.curve[-1] - self.curve[-1 - self._tenth]
+
+    @property
+    def _tenth(self) -> int:
+        return max(len(self.curve) // 10, 1)
 
 
 @dataclass(slots=True)
@@ -196,6 +204,7 @@ def _values(plan: Plan, rows: int, finished: int, pending: int, age: timedelta) 
         "finished": finished,
         "pending": pending,
         "keys": plan.keys,
+        "slots": plan.slots,
         "payload": plan.payload,
         "repeats": plan.payload // 16 + 1,
         "age": age,

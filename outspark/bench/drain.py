@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 import psycopg
 
+from outspark.bench import memory
 from outspark.bench.arena import Arena
 from outspark.bench.backlog import EVENT_TYPE, STUCK_TYPE, Backlog, Between, Drained
 from outspark.bench.brokers import Broker, BrokerName
@@ -29,6 +30,8 @@ from outspark.settings import Lease
 LOOK = 0.1
 SLOWEST = 200.0
 """Events a second below which a drain is taken to be stuck."""
+GROWTH = 3000
+"""Bytes that files may grow by while an event is claimed and settled: new versions of its row, index entries, WAL."""
 
 Host = Ceiling | Hosts | Serial | HandlingCeiling | InboxHosts
 
@@ -130,7 +133,7 @@ class Stand:
         if broker is not None:
             roots["broker"] = [broker.pid]
         before = host.handovers()
-        with Meter(roots) as meter:
+        with memory.ready(self.case.events * GROWTH), Meter(roots) as meter:
             backlog.reveal()
             host.go()
             self._await_drained()

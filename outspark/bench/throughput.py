@@ -61,7 +61,8 @@ def measure_backlog(run: Run) -> None:
     samples = run.rounds("backlog", [ceiling, *lanes])
     most = median_rate(samples[ceiling])
     for case, drains in samples.items():
-        kept = median(sample.drained.last_to_first for sample in drains)
+        first = median(sample.drained.first_tenth for sample in drains)
+        kept = first / median(sample.drained.last_tenth for sample in drains)
         note = f"the last tenth at {kept:.3g} × the rate of the first"
         run.add(row("backlog", case.host, case.lease, case.to, drains, most, note))
         who = "the ceiling" if case is ceiling else f"lease {case.lease}"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from outspark.bench import command, probe
+from outspark.bench import command, memory, probe
 from outspark.bench.arena import Arena
-from outspark.bench.backlog import EVENT_TYPE, POINTS, Backlog, Between, Drained, append
+from outspark.bench.backlog import EVENT_TYPE, POINTS, STUCK_TYPE, Backlog, Between, Drained, append
 from outspark.bench.drain import Case, Sample, Stand, drain
 from outspark.bench.hosts import Hosts
 from outspark.bench.inbox.measure import measure_inbox_take
@@ -82,6 +85,20 @@ def test_the_same_lanes_drain_again_and_again(arena: Arena, case: Case) -> None:
         for _ in range(2):
             _check(case, stand.drain())
             _check(other.case, other.drain())
+
+
+def test_memory_for_a_drain_is_touched_and_free() -> None:
+    size = 64 * 2**20
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    resident = psutil.Process().memory_info().rss
+    with memory.ready(size):
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults >= size / mmap.PAGESIZE
+        assert psutil.Process().memory_info().rss - resident < size / 8
+
+
+def test_no_more_memory_is_touched_than_the_machine_can_spare() -> None:
+    available = psutil.virtual_memory().available
+    assert memory.affordable(2 * available) < 0.5 * available
 
 
 def _check(case: Case, sample: Sample) -> None:
@@ -206,7 +223,8 @@ def test_an_event_for_a_destination_that_is_down_is_not_waited_for(arena: Arena)
         conn.execute(deliver + " WHERE event_type = %s", [EVENT_TYPE])
         assert backlog.is_drained()
         assert backlog.drained().events == EVENTS
-        conn.execute(deliver + " WHERE partition_key = 'stuck-7'")
+        stuck = "(SELECT event_id FROM openoutbox_events WHERE event_type = %s LIMIT 1)"
+        assert conn.execute(f"{deliver} WHERE event_id = {stuck}", [STUCK_TYPE]).rowcount == 1
         with pytest.raises(OutsparkError, match="wrongly delivered"):
             backlog.drained()
 
@@ -252,11 +270,11 @@ def test_a_broker_that_the_machine_lacks_is_left_out(
     assert "Left out: `kafka`" in (tmp_path / "page.md").read_text()
 
 
-def test_the_last_tenth_beside_the_first() -> None:
-    steady = [0.1 * hundredth for hundredth in range(1, 101)]
-    slower = [*steady[:90], *(9.0 + 0.2 * hundredth for hundredth in range(1, 11))]
-    assert Drained(1000, steady).last_to_first == pytest.approx(1.0)
-    assert Drained(1000, slower).last_to_first == pytest.approx(0.5)
+def test_the_first_and_the_last_tenth() -> None:
+    curve = [*(0.1 * hundredth for hundredth in range(1, 91)), *(9.0 + 0.2 * last for last in range(1, 11))]
+    drained = Drained(1000, curve)
+    assert drained.first_tenth == pytest.approx(1.0)
+    assert drained.last_tenth == pytest.approx(2.0)
 
 
 def test_the_probe_stamps_every_event(arena: Arena, tmp_path: Path) -> None:

@@ -7,15 +7,22 @@ from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox.table import SHAPE
 
 LOAD = """
--- Events in order of time, with keys as chance spreads them; the older ones are delivered already.
+-- Events in order of time; the older ones are delivered already. Chance spreads them over the keys, but each slot has
+-- as many keys, so that no lane is left alone with the last events.
 -- Every second of the others may be delivered too, or be stuck; then it has keys of its own
+WITH keys AS MATERIALIZED (
+  SELECT array_agg(name) AS names FROM (
+    SELECT name, row_number() OVER (PARTITION BY (hashtextextended(name, 0) & 255) %% %(slots)s ORDER BY k) AS place
+    FROM generate_series(1, 2 * %(keys)s) AS k CROSS JOIN LATERAL (SELECT 'key-' || k AS name) named
+  ) key WHERE place <= %(keys)s / %(slots)s
+)
 INSERT INTO {table} (event_id, event_type, partition_key, payload, status,
                      available_at, created_at, updated_at, delivered_at)
 SELECT uuidv7(), CASE WHEN stuck THEN %(stuck_type)s::text ELSE %(type)s::text END,
-       CASE WHEN stuck THEN 'stuck-' ELSE 'key-' END || (hashint8(n) & 2147483647) %% %(keys)s,
+       CASE WHEN stuck THEN 'stuck-' ELSE '' END || names[1 + (hashint8(n) & 2147483647) %% cardinality(names)],
        substring(decode(repeat(md5(n::text), %(repeats)s), 'hex') FROM 1 FOR %(payload)s), state, at, at, at,
        CASE state WHEN 'DELIVERED' THEN at END
-FROM generate_series(%(rows)s::bigint + 1, %(rows)s::bigint + %(finished)s + %(pending)s) AS n
+FROM keys CROSS JOIN generate_series(%(rows)s::bigint + 1, %(rows)s::bigint + %(finished)s + %(pending)s) AS n
 CROSS JOIN LATERAL (
   SELECT n > %(rows)s::bigint + %(finished)s AND (n - %(rows)s - %(finished)s) %% 2 = 0 AS second,
          now() - %(age)s + n * interval '1 microsecond' AS at
