@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outspark.errors import DestinationError
 from outspark.event import Message
@@ -29,8 +29,9 @@ class Destination:
     timeout: float
     open: bool = False
     reason: str = ""
-    _probe_at: float = field(default=0.0)
-    _pause: float = field(default=FIRST_PROBE)
+    pause: float = FIRST_PROBE
+    """Seconds from the next failure to the probe after it."""
+    _probe_at: float = 0.0
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         """One outcome per message, whatever the publisher does."""
@@ -49,7 +50,7 @@ class Destination:
         if failure is not None:
             self._open(failure.error)
         else:
-            self._pause = FIRST_PROBE
+            self.pause = FIRST_PROBE
         return outcomes
 
     def probe(self) -> bool:
@@ -67,11 +68,10 @@ class Destination:
         self.open = False
         return True
 
-    def presume_down(self, reason: str) -> None:
-        """Somebody else found it down a moment ago: a probe is the first that it gets from us."""
-        if not self.open:
-            self.open, self.reason = True, reason
-            self._postpone()
+    def presume_down(self, reason: str, probe_in: float, pause: float) -> None:
+        """Another lane found it down: its probes go on here in their rhythm, however short the shifts are."""
+        self.open, self.reason, self.pause = True, reason, pause
+        self._probe_at = time.monotonic() + probe_in
 
     def next_probe(self) -> float | None:
         return self._probe_at if self.open else None
@@ -84,5 +84,5 @@ class Destination:
 
     def _postpone(self, at_least: float = 0.0) -> None:
         # Only a batch that went through brings the pause back down: a destination may answer a probe and take nothing.
-        self._probe_at = time.monotonic() + max(self._pause, at_least)
-        self._pause = min(self._pause * 2, LONGEST_PROBE)
+        self._probe_at = time.monotonic() + max(self.pause, at_least)
+        self.pause = min(self.pause * 2, LONGEST_PROBE)

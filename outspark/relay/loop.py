@@ -162,12 +162,12 @@ class SourceLoop:
         return batch
 
     def _upkeep(self) -> None:
+        self._keep_slots()
         for destination in self.dispatcher.destinations.values():
             destination.probe()
-        # The probe that closed a breaker may have been another source's.
-        for name in self.source.keys.awaited():
-            if not self.dispatcher.destinations[name].open:
-                self.source.keys.destination_is_back(name)
+        self._free_awaited()
+
+    def _keep_slots(self) -> None:
         now = time.monotonic()
         grace_ends = self.tenure.grace_ends() if self.tenure is not None else None
         if now < self._next_upkeep and (grace_ends is None or now < grace_ends):
@@ -186,17 +186,17 @@ class SourceLoop:
             # After all that can make an event dead.
             self.tenure.look_for_parked()
 
+    def _free_awaited(self) -> None:
+        """Set free what waited for a destination that is back; its probe may have been another source's."""
+        for name in self.source.keys.awaited():
+            if not self.dispatcher.destinations[name].open:
+                self.source.keys.destination_is_back(name)
+
     def _note(self, tenure: Tenure) -> Note | None:
         """What the next shift would have to find out again."""
-        keys, destinations = self.source.keys, self.dispatcher.destinations
-        waiting = {
-            name: Waiting(
-                reason=destinations[name].reason,
-                keys=list(keys.down.get(name, ())),
-                types=list(keys.down_types.get(name, ())),
-            )
-            for name in keys.awaited()
-        }
+        self._free_awaited()
+        keys = self.source.keys
+        waiting = {name: self._waiting(name) for name in keys.awaited()}
         if sum(len(one.keys) for one in waiting.values()) > MOST_KEYS:
             return None
         # A key may become free between two shifts, and what stands behind its head lies below the mark.
@@ -206,6 +206,16 @@ class SourceLoop:
         instance = tenure.slots.owner.instance
         return Note(instance=instance, slots=tenure.active, waiting=waiting, mark=mark)
 
+    def _waiting(self, name: str) -> Waiting:
+        destination, keys = self.dispatcher.destinations[name], self.source.keys
+        return Waiting(
+            reason=destination.reason,
+            probe_in=(destination.next_probe() or 0.0) - time.monotonic(),
+            pause=destination.pause,
+            keys=list(keys.down.get(name, ())),
+            types=list(keys.down_types.get(name, ())),
+        )
+
     def _inherit(self, tenure: Tenure) -> None:
         if tenure.inherited is None:
             return
@@ -213,7 +223,8 @@ class SourceLoop:
         if not note.waiting.keys() <= self.dispatcher.destinations.keys():
             return
         for name, waiting in note.waiting.items():
-            self.dispatcher.destinations[name].presume_down(waiting.reason)
+            destination = self.dispatcher.destinations[name]
+            destination.presume_down(waiting.reason, waiting.probe_in - age, waiting.pause)
             self.source.keys.wait_for_note(name, waiting.keys, waiting.types)
         if note.mark is not None and not self.source.keys.heads:
             self.low.resume(note.mark, age)

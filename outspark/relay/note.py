@@ -17,6 +17,9 @@ class Waiting(BaseModel):
     """What waits for one destination that is down."""
 
     reason: str
+    probe_in: float
+    """Seconds until the next probe; `pause` is how long the one after it waits at least."""
+    pause: float
     keys: list[str]
     types: list[str]
     """Of events without a key."""

@@ -37,6 +37,7 @@ class Broker:
     batches: list[list[str]] = field(default_factory=list)
     arrived: dict[str, float] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    probes: int = 0
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         self.batches.append([message.payload.decode() for message in messages])
@@ -54,6 +55,7 @@ class Broker:
         return outcome
 
     def check(self, timeout: float) -> None:
+        self.probes += 1
         if self.down:
             raise DestinationDown("nobody answers")
 
@@ -111,11 +113,11 @@ class Place:
         (spec,) = share_out(self.settings(), instance, {})
         return spec
 
+    def destinations(self) -> dict[str, Destination]:
+        return {name: Destination(name, broker, self.timeout) for name, broker in self.brokers.items()}
+
     def lane(self, instance: str = "one") -> Lane:
-        destinations = {
-            name: Destination(name, broker, self.timeout) for name, broker in self.brokers.items()
-        }
-        return Lane(self.spec(instance), destinations)
+        return Lane(self.spec(instance), self.destinations())
 
     def work(self, until: Callable[[], bool], lane: Lane | None = None, timeout: float = 15.0) -> Report:
         """Run a lane here until the condition holds."""

@@ -49,7 +49,7 @@ def test_a_destination_that_is_down_is_only_probed(leased: Place) -> None:
 
     def probed_twice() -> bool:
         (destination,) = (lane.destinations or {}).values()
-        return destination._pause > 0.7
+        return destination.pause > 0.7
 
     lane = leased.lane()
     report = leased.work(probed_twice, lane)
@@ -68,8 +68,7 @@ def test_a_probe_that_takes_long_is_made_rarely() -> None:
             raise DestinationDown("nobody answers")
 
     destination = Destination("silent", Silent(), timeout=1.0)
-    destination.presume_down("nobody answers")
-    wait_for(lambda: time.monotonic() >= (destination.next_probe() or 0))
+    destination.presume_down("nobody answers", probe_in=0.0, pause=0.1)
     destination.probe()
     next_probe = destination.next_probe()
     assert next_probe is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 import pytest
 
 from outspark.outcome import Retry
+from outspark.relay import breaker
+from outspark.relay.lane import Lane
 from outspark.relay.loop import SourceLoop
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.note import Note, Waiting
@@ -17,7 +19,10 @@ from tests.integration.relay.place import Place, close_place, open_place
 from tests.integration.relay.test_ownership import OwnerOfSlots
 from tests.waiting import wait_for
 
-NOTE = Note(instance="one", slots=[0, 1], waiting={"bus": Waiting(reason="away", keys=["k"], types=[])})
+WAITING = Waiting(reason="away", probe_in=1.0, pause=2.0, keys=["k"], types=[])
+NOTE = Note(instance="one", slots=[0, 1], waiting={"bus": WAITING})
+PAUSE = 1.0
+"""Seconds between two probes."""
 
 
 @pytest.fixture(params=["row", "slot"])
@@ -67,6 +72,37 @@ def test_what_waits_for_a_destination_that_is_down_is_not_tried_again_by_the_nex
     assert sorted(two.brokers["left"].delivered()) == ["l1", "l2", "l3"]
     assert two.brokers["right"].delivered() == ["r2", "r3", "r1"]
     assert set(two.states().values()) == {("DELIVERED", 0)}
+
+
+def test_probes_keep_their_rhythm_over_shifts_that_are_shorter_than_the_pause_between_them(
+    two: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "LONGEST_PROBE", PAUSE)
+    processes = [two.destinations(), two.destinations()]
+    for destinations in processes:
+        destinations["left"].pause = PAUSE
+    left = two.brokers["left"]
+
+    def work_in_turns(until: Callable[[], bool]) -> None:
+        """Shifts of a fifth of the pause, each in the other process; it keeps its destinations as they are."""
+        for shift in range(50):
+            over = time.monotonic() + PAUSE / 5
+            lane = Lane(two.spec(), processes[shift % 2])
+            two.work(lambda over=over: until() or time.monotonic() > over, lane)  # type: ignore[misc]
+            if until():
+                return
+        raise AssertionError(f"not done in 50 shifts: {two.states()}")
+
+    two.enqueue("l1", type="left.t", key="k")
+    started = time.monotonic()
+    work_in_turns(lambda: left.probes == 2)
+    assert time.monotonic() - started >= 2 * PAUSE
+    assert left.published() == ["l1"]
+
+    left.down = False
+    work_in_turns(lambda: not two.waiting())
+    assert left.probes == 3
+    assert two.states() == {"l1": ("DELIVERED", 0)}
 
 
 def test_another_run_has_other_routes_and_finds_out_by_itself(two: Place) -> None:
