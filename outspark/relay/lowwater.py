@@ -93,7 +93,9 @@ class LowWater:
         self._began = time.monotonic()
         if self._mark is None:
             return BEGINNING
-        return self._sweep(self._mark) if checks else self._mark
+        # A sweep would read all that waits for a destination that is down and that the last second passed over.
+        sweeps = checks and not self.source.keys.awaited()
+        return self._sweep(self._mark) if sweeps else self._mark
 
     def looked(self, events: Sequence[Event], limit: int) -> None:
         self._full = full = len(events) == limit

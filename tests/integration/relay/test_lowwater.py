@@ -186,6 +186,22 @@ def test_what_was_swept_costs_a_look_from_the_beginning_no_rows(
     assert (drain.pages_from_beginning() > PAGES) is reads_rows
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["nothing waits", "much waits"])
+def test_what_waits_for_a_destination_is_not_swept(
+    lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """It would be read again, second by second."""
+    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    drain = Drain(lane, database.url)
+    if waits:
+        drain.source.keys.wait_for_destination("bus", "of another", "t")
+    fill(lane, 100)
+    drain.look_until_marked()
+    for _ in range(3):
+        assert len(drain.look()) == LIMIT
+        assert (drain.looks[-1] == drain.ends[-2]) is waits
+
+
 def test_what_a_sweep_finds_below_the_mark_and_is_not_through_is_found_again(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
