@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from outspark.bench.results import Results, Row
 
@@ -68,6 +69,7 @@ def _jeap(axes: Axes, results: Results) -> None:
     labels = [f"{row.host} {row.destination}" for row in rows]
     notes = [row.note if row.destination != "kafka" else "" for row in rows]
     _bars(axes, rows, ["\n".join(filter(None, lines)) for lines in zip(labels, notes, strict=True)])
+    axes.tick_params(axis="y", labelsize=7)
     axes.set_title("An outbox of jEAP, events/s")
 
 
@@ -82,6 +84,8 @@ def _bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str]) -> None:
     places = range(len(rows))
     axes.barh(places, [row.rate or 0.0 for row in rows], color=[COLOURS[row.host] for row in rows])
     axes.set_yticks(places, labels)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
 
 

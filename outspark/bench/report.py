@@ -44,12 +44,12 @@ TARGET_COLUMNS: dict[str, Callable[[Target], str]] = {
 METHOD = """\
 ## How it is measured
 
-All rows come from one run, on an embedded PostgreSQL with its own defaults. Whoever drains has a database of its own
-and stays up for all rounds; while others are measured its processes are stopped. For each drain a backlog is loaded
-into a fresh table, followed by a checkpoint, while the lanes wait on an empty outbox and own their slots. As much
-memory as the files will grow by is touched and set free, because a virtual machine may have to fetch each page from
-its host first, and a drain would get slower the longer it takes. Then the loaded table takes the place of the empty
-one, in one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP,
+Rows that are compared come from one run, on an embedded PostgreSQL with its own defaults. Whoever drains has a
+database of its own and stays up for all rounds; while others are measured its processes are stopped. For each drain a
+backlog is loaded into a fresh table, followed by a checkpoint, while the lanes wait on an empty outbox and own their
+slots. As much memory as the files will grow by is touched and set free, because a virtual machine may have to fetch
+each page from its host first, and a drain would get slower the longer it takes. Then the loaded table takes the place
+of the empty one, in one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP,
 `completed_at` in an inbox), both by the database's clock. At the end every event must be delivered at its first
 attempt, or the run fails. In an Open Outbox table each slot has as many keys, so that all lanes work to the end.
 Drains that are compared take turns, the first of each does not count, and a ratio is that of the medians.
