@@ -96,6 +96,8 @@ class LaneStatements:
     """Does a claim take `low`, the time from which on to look?"""
     counts_attempts: bool = True
     """Is a failure that may pass an attempt? Otherwise the event is tried for ever."""
+    marks_unroutable: bool = False
+    """Does the contract mark an event whose topic is missing or forbidden, rather than let it wait?"""
     claim_timer: Timer | None = None
     publish_timer: Timer | None = None
     """Of each event that is delivered."""

@@ -17,7 +17,7 @@ from outspark.envelopes import make_envelope
 from outspark.event import Event
 from outspark.jeap.statements import Statement, Step
 from outspark.metrics import JEAP_POST_TOTAL, JEAP_TRANSMIT, Tally
-from outspark.outcome import Dead, DeadKind, Delivered, Outcome, Retry
+from outspark.outcome import KIND_OF_FAULT, Dead, DeadKind, Delivered, Outcome, Retry
 from outspark.publishers import open_publisher
 from outspark.relay.breaker import Destination
 from outspark.relay.dispatch import Dispatcher
@@ -110,6 +110,9 @@ class Sender:
                 case Dead():
                     fates[event.id] = outcome.kind
                     log.error("message failed", extra={**_shown([event]), "error": outcome.error})
+                case Retry(error, fault="missing" | "forbidden" as fault):
+                    fates[event.id] = KIND_OF_FAULT[fault]
+                    log.error("message failed", extra={**_shown([event]), "error": error})
                 case _:
                     left.append(event)
                     reason = outcome.error if isinstance(outcome, Retry) else reason
@@ -152,6 +155,7 @@ class Sender:
             tally=self._tally,
             tracing=NoTracing(),
             envelopes={name: envelope for name, envelope in envelopes.items() if envelope is not None},
+            guarded=False,
         )
 
     def _destination(self, event: Event) -> str:

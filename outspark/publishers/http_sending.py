@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from outspark.errors import DestinationError
 from outspark.event import Message
@@ -87,8 +88,8 @@ class Sender:
 
     def _shown(self, result: Outcome) -> Outcome:
         match result:
-            case Retry(error, counted, after):
-                return Retry(self._describe(error), counted, after)
+            case Retry(error):
+                return replace(result, error=self._describe(error))
             case Dead(error):
                 return Dead(self._describe(error))
             case _:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from outspark.event import Message
-from outspark.outcome import DELIVERED, Dead, Outcome, Retry
+from outspark.outcome import DELIVERED, Dead, Outcome, Retry, TopicFault
 from outspark.publishers.http_endpoint import Endpoint
 from outspark.publishers.http_signature import NAMES as SIGNATURE_NAMES
 from outspark.publishers.http_signature import Signer
@@ -48,6 +48,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _SHOWN = 200
 _LONGEST_WAIT = timedelta(days=1)
 _MAY_PASS = frozenset({408, 425, 429})
+# What an endpoint that was moved, closed or locked answers to everything: no event is to blame.
+_ENDPOINT_AT_FAULT: dict[int, TopicFault] = {
+    401: "forbidden",
+    403: "forbidden",
+    404: "missing",
+    410: "missing",
+}
 
 Line = tuple[bytes, bytes]
 
@@ -145,10 +152,13 @@ def outcome(answer: Answer) -> Outcome:
     if status in _MAY_PASS or status >= 500:
         return Retry(_text(answer), after=retry_after(answer.headers.get("retry-after"), datetime.now(UTC)))
     if 300 <= status < 400:
-        return Dead(
+        return Retry.of_topic(
+            "missing",
             f"HTTP {status} redirects to {_elsewhere(answer)}, and redirects are not followed: "
-            "put the final address into the destination's url"
+            "put the final address into the destination's url",
         )
+    if fault := _ENDPOINT_AT_FAULT.get(status):
+        return Retry.of_topic(fault, _text(answer))
     return Dead(_text(answer))
 
 

@@ -132,7 +132,7 @@ def topic_fault(topic: str) -> Dead | None:
 def topic_refusal(topic: str, error: KafkaError) -> Outcome:
     """Why nothing can be sent to this topic, from what the brokers say about it."""
     if error.code() in NO_TOPIC:
-        return Dead(f"topic {topic!r} does not exist; create it, then requeue the event", "topic")
+        return Retry.of_topic("missing", f"topic {topic!r} does not exist; create it")
     return outcome(error, topic)
 
 
@@ -140,7 +140,7 @@ def outcome(error: KafkaError, topic: str) -> Outcome:
     """What the refusal of one message means."""
     code = error.code()
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return Dead(f"not authorised to use topic {topic!r}", "permission")
+        return Retry.of_topic("forbidden", f"not authorised to use topic {topic!r}; grant WRITE on it")
     if code in NO_TOPIC:
         # It was there a moment ago, so this is not the last word: the next time, the brokers are asked about it.
         return HELD

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
 from outspark.errors import DestinationDown, DestinationError
-from outspark.outcome import Dead, Outcome, Retry
+from outspark.outcome import Outcome, Retry
 from outspark.publishers.loop_thread import LoopThread
 from outspark.publishers.nats_client import (
     CLOSE_TIMEOUT,
@@ -33,6 +33,7 @@ from outspark.publishers.nats_wire import NO_STREAM, Wire, outcome
 # The server works on the first messages while we encode the next ones.
 _CHUNK = 64 * 1024
 _LOOK_INTERVAL = 0.2
+_NO_JETSTREAM = Retry("JetStream does not answer; is it enabled on this server and account?", counted=False)
 
 
 class _Batch:
@@ -162,7 +163,7 @@ class Connection:
         reasons: dict[str, Outcome] = {batch.wires[index].subject: NO_STREAM for index in silent}
         for subject in reasons:
             reasons[subject] = await self._why_silent(subject)
-            if isinstance(reasons[subject], Retry):
+            if reasons[subject] is _NO_JETSTREAM:
                 break
         for index in silent:
             batch.answers[index] = reasons[batch.wires[index].subject]
@@ -171,14 +172,12 @@ class Connection:
         try:
             stream = await self._jetstream.find_stream_name_by_subject(subject)
         except NotFoundError:
-            return Dead(
-                f"no stream listens on subject {subject!r}; create one that does, then requeue the event"
+            return Retry.of_topic(
+                "missing", f"no stream listens on subject {subject!r}; create one that does"
             )
         except (nats.errors.Error, APIError):
-            return Retry(
-                "JetStream does not answer; is it enabled on this server and account?", counted=False
-            )
-        return Retry(f"stream {stream} does not answer on subject {subject!r}", counted=False)
+            return _NO_JETSTREAM
+        return Retry.of_topic("full", f"stream {stream} does not answer on subject {subject!r}")
 
     async def _check(self, timeout: float) -> None:
         try:
@@ -217,7 +216,7 @@ class Connection:
             return
         for index, wire in enumerate(self._batch.wires):
             if wire.subject.lower() == forbidden[1]:
-                self._batch.answer(index, Dead(f"not authorised to publish to subject {wire.subject!r}"))
+                self._batch.answer(index, _forbidden(wire.subject))
 
     async def _on_closed(self) -> None:
         self._batch.changed.set()
@@ -225,3 +224,9 @@ class Connection:
     async def _give_up(self) -> None:
         self._given_up = True
         await self._thread.cut()
+
+
+def _forbidden(subject: str) -> Retry:
+    return Retry.of_topic(
+        "forbidden", f"not authorised to publish to subject {subject!r}; grant it to the user"
+    )

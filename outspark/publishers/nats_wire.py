@@ -38,9 +38,11 @@ _DESTINATION_AT_FAULT = {
     10039,  # JetStream not enabled for the account
     10047,  # insufficient storage
     10076,  # JetStream not enabled
+    10167,  # too many requests
+}
+_STREAM_AT_FAULT = {
     10077,  # the store refused: a limit of the stream is reached, the disk is full
     10118,  # stream offline
-    10167,  # too many requests
     10194,  # stream offline, with a reason
 }
 
@@ -135,6 +137,8 @@ def _refusal(code: int, reason: str) -> Outcome:
     text = f"JetStream: {reason} ({code})"
     if code in _EVENT_AT_FAULT:
         return Dead(text)
+    if code in _STREAM_AT_FAULT:
+        return Retry.of_topic("full", f"{text}; make room in the stream or raise its limits")
     return Retry(text, counted=code not in _DESTINATION_AT_FAULT)
 
 

@@ -20,7 +20,9 @@ from outspark.publishers.rabbitmq_wire import Wire, unroutable
 # The server works on the first messages while we still write the next ones.
 _CHUNK = 64 * 1024
 
-_REFUSED = Retry("refused by the broker (nack): a queue is full or has failed")
+_REFUSED = Retry.of_topic(
+    "full", "refused by the broker (nack): a queue is full or has failed; make room in it"
+)
 
 
 class Batch:

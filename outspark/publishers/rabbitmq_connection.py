@@ -17,7 +17,7 @@ import aiormq
 from yarl import URL
 
 from outspark.errors import DestinationDown, DestinationError
-from outspark.outcome import Dead, Outcome, Retry
+from outspark.outcome import Outcome, Retry
 from outspark.publishers.loop_thread import LoopThread
 from outspark.publishers.rabbitmq_batch import Batch
 from outspark.publishers.rabbitmq_wire import CHANNEL, Wire, forbidden_topic, over_limit, too_large_over
@@ -150,14 +150,15 @@ class Connection:
         left = [index for index, answer in enumerate(answers) if answer is None]
         if limit is not None:
             self.max_payload = limit
-            guilty = {
+            guilty: dict[int, Outcome] = {
                 index: over_limit(size, limit)
                 for index in left
                 if (size := wires[index].payload_size) > limit
             }
         else:
-            guilty = {index: Dead(reason) for index in left if wires[index].topic == topic}
-        outcomes: dict[int, Outcome] = dict(guilty)
+            forbidden = Retry.of_topic("forbidden", reason)
+            guilty = {index: forbidden for index in left if wires[index].topic == topic}
+        outcomes = dict(guilty)
         if not guilty:
             failed = Retry(reason, counted=not isinstance(closed, _EXCHANGE_AT_FAULT))
             outcomes = dict.fromkeys(left, failed)

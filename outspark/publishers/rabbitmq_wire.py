@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from pamqp import commands, frame
 
 from outspark.event import Message
-from outspark.outcome import Dead
+from outspark.outcome import Dead, Retry
 
 CHANNEL: Final = 1
 EVENT_ID: Final = "X-Event-ID"
@@ -132,11 +132,11 @@ def over_limit(size: int, limit: int) -> Dead:
     return Dead(f"payload of {size} bytes is over the limit of {limit}")
 
 
-def unroutable(exchange: str, topic: str) -> Dead:
+def unroutable(exchange: str, topic: str) -> Retry:
     missing = f"no queue is bound to exchange {exchange!r} for routing key {topic!r}"
     if not exchange:
         missing = f"there is no queue {topic!r}"
-    return Dead(f"unroutable: {missing}; create it, then requeue the event")
+    return Retry.of_topic("missing", f"unroutable: {missing}; create it")
 
 
 def too_large_over(reason: str) -> int | None:

@@ -117,7 +117,7 @@ class Node:
             if refuses_xadd(error):
                 raise DestinationError(str(error)) from error
             verdict = outcome(error, _PROBE[1])
-            if isinstance(verdict, Retry) and not verdict.counted:
+            if isinstance(verdict, Retry) and not verdict.counted and not verdict.fault:
                 raise DestinationDown(f"{code_of(error)} {error}") from error
 
     def close(self) -> None:

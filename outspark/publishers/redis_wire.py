@@ -10,7 +10,7 @@ from typing import Final
 from redis.exceptions import ResponseError
 
 from outspark.event import Message
-from outspark.outcome import Dead, Outcome, Retry
+from outspark.outcome import Dead, Outcome, Retry, TopicFault
 
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
@@ -20,9 +20,9 @@ MAX_VALUE: Final = 512 * 1024 * 1024
 _REMEMBERED_STREAMS = 10_000
 
 # The event's own stream is at fault: other streams go on.
-_STREAM_AT_FAULT = {
-    "WRONGTYPE": "the key holds something else than a stream; rename or delete it, then requeue the event",
-    "NOPERM": "the user may not write to it",
+_STREAM_AT_FAULT: dict[str, tuple[TopicFault, str]] = {
+    "WRONGTYPE": ("missing", "the key holds something else than a stream; rename or delete it"),
+    "NOPERM": ("forbidden", "the user may not write to it; grant it XADD on this key"),
 }
 _DESTINATION_AT_FAULT = {
     "OOM",  # maxmemory is reached and nothing may be evicted
@@ -101,8 +101,9 @@ def outcome(error: ResponseError, stream: str) -> Outcome:
     code, text = code_of(error), str(error)
     if refuses_xadd(error):
         return Retry(f"Redis takes no XADD from us: {text}", counted=False)
-    if remedy := _STREAM_AT_FAULT.get(code):
-        return Dead(f"stream {stream!r}: {remedy} ({code})")
+    if found := _STREAM_AT_FAULT.get(code):
+        fault, remedy = found
+        return Retry.of_topic(fault, f"stream {stream!r}: {remedy} ({code})")
     words = text if text.startswith(code) or code == "ERR" else f"{code} {text}"
     return Retry(f"Redis: {words}", counted=code not in _DESTINATION_AT_FAULT)
 

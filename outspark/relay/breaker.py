@@ -1,15 +1,18 @@
-"""A destination as a lane uses it: a publisher behind a circuit breaker; one that is down burns no attempts."""
+"""A destination as a lane uses it: a publisher behind circuit breakers, one for itself and one for each topic.
+
+A destination that is down, or a topic that is missing, forbidden or full, burns no attempts: its events wait.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from outspark.errors import DestinationError
 from outspark.event import Message
-from outspark.outcome import Outcome, Retry
+from outspark.outcome import DELIVERED, HELD, Delivered, Outcome, Retry
 from outspark.publishers.publisher import Publisher
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,29 @@ CHECK_SHARE = 20.0
 
 
 @dataclass(slots=True)
+class Breaker:
+    """An open breaker of one topic or one type of events: one event at a time goes out as a probe, ever more rarely."""
+
+    reason: str
+    since: float = field(default_factory=time.time)
+    pause: float = FIRST_PROBE
+    """Seconds from the next failure to the probe after it."""
+    longest: float = LONGEST_PROBE
+    probe_at: float = 0.0
+
+    def postpone(self, reason: str) -> None:
+        self.reason = reason
+        self.probe_at = time.monotonic() + self.pause
+        self.pause = min(self.pause * 2, self.longest)
+
+    def next_probe(self) -> float:
+        return self.probe_at
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.probe_at
+
+
+@dataclass(slots=True)
 class Destination:
     """Closed: messages go out. Open: nothing goes out until a probe, made ever more rarely, finds it well."""
 
@@ -29,29 +55,25 @@ class Destination:
     timeout: float
     open: bool = False
     reason: str = ""
+    since: float = 0.0
+    """When it was found down, in seconds since 1970."""
     pause: float = FIRST_PROBE
     """Seconds from the next failure to the probe after it."""
+    topics: dict[str, Breaker] = field(default_factory=dict)
+    """The topics that take nothing, while the destination itself is well."""
     _probe_at: float = 0.0
 
-    def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
-        """One outcome per message, whatever the publisher does."""
+    def publish(self, messages: Sequence[Message], timeout: float, *, guarded: bool = True) -> list[Outcome]:
+        """One outcome per message, whatever the publisher does.
+
+        `guarded` says whether topics have breakers: without them, each message to a topic that is missing is tried.
+        """
         if self.open:
             return [Retry(f"{self.name} is down: {self.reason}", counted=False)] * len(messages)
-        try:
-            outcomes = self.publisher.publish(messages, min(timeout, self.timeout))
-        except DestinationError as error:
-            outcomes = [Retry(str(error), counted=False)] * len(messages)
-        except Exception as error:
-            log.exception(
-                "publisher failed", extra={"destination": self.name, "events": [m.id for m in messages[:5]]}
-            )
-            outcomes = [Retry(f"{type(error).__name__}: {error}")] * len(messages)
-        failure = next((o for o in outcomes if isinstance(o, Retry) and not o.counted), None)
-        if failure is not None:
-            self._open(failure.error)
-        else:
-            self.pause = FIRST_PROBE
-        return outcomes
+        if self.topics and guarded:
+            return self._publish_around(messages, timeout)
+        outcomes = self._publish(messages, timeout)
+        return self._watch(messages, outcomes) if guarded else outcomes
 
     def probe(self) -> bool:
         """True when an open breaker could be closed."""
@@ -70,14 +92,102 @@ class Destination:
 
     def presume_down(self, reason: str, probe_in: float, pause: float) -> None:
         """Another lane found it down: its probes go on here in their rhythm, however short the shifts are."""
+        if not self.open:
+            self.since = time.time()
         self.open, self.reason, self.pause = True, reason, pause
         self._probe_at = time.monotonic() + probe_in
 
     def next_probe(self) -> float | None:
         return self._probe_at if self.open else None
 
+    def _publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+        try:
+            outcomes = self.publisher.publish(messages, min(timeout, self.timeout))
+        except DestinationError as error:
+            outcomes = [Retry(str(error), counted=False)] * len(messages)
+        except Exception as error:
+            log.exception(
+                "publisher failed", extra={"destination": self.name, "events": [m.id for m in messages[:5]]}
+            )
+            outcomes = [Retry(f"{type(error).__name__}: {error}")] * len(messages)
+        failure = next((o for o in outcomes if isinstance(o, Retry) and not o.counted and not o.fault), None)
+        if failure is not None:
+            self._open(failure.error)
+        else:
+            self.pause = FIRST_PROBE
+        return outcomes
+
+    def _publish_around(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+        """Leave out what goes to a topic that takes nothing; when its probe is due, one message goes there."""
+        outcomes: list[Outcome] = [DELIVERED] * len(messages)
+        going: list[int] = []
+        probed: set[str] = set()
+        left_out: set[str | None] = set()
+        for index, message in enumerate(messages):
+            breaker = self.topics.get(message.topic)
+            if message.order_key is not None and message.order_key in left_out:
+                outcomes[index] = HELD
+            elif breaker is None or (breaker.is_due() and message.topic not in probed):
+                probed.add(message.topic)
+                going.append(index)
+            else:
+                left_out.add(message.order_key)
+                outcomes[index] = Retry(breaker.reason, counted=False, topic=message.topic)
+        if going:
+            sent = [messages[index] for index in going]
+            for index, outcome in zip(going, self._watch(sent, self._publish(sent, timeout)), strict=True):
+                outcomes[index] = outcome
+        for topic in probed & self.topics.keys():
+            # The probe failed in a way that says nothing of its topic.
+            if self.topics[topic].is_due():
+                self.topics[topic].postpone(self.topics[topic].reason)
+        return outcomes
+
+    def _watch(self, messages: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+        """Open and close the breakers of topics by what became of their messages."""
+        if self.topics:
+            self._close_topics(messages, outcomes)
+        blamed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Retry) and outcome.fault]
+        if not blamed:
+            return outcomes
+        watched, known = list(outcomes), set(self.topics)
+        failed: dict[str, str] = {}
+        for index in blamed:
+            outcome, topic = outcomes[index], messages[index].topic
+            assert isinstance(outcome, Retry)
+            failed[topic] = outcome.error
+            # A contract that lets such events die does so once: what only probes a known fault waits on.
+            fault = None if topic in known else outcome.fault
+            watched[index] = replace(outcome, topic=topic, fault=fault)
+        for topic, error in failed.items():
+            self._block(topic, error)
+        return watched
+
+    def _close_topics(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if message.topic in self.topics and isinstance(outcome, Delivered):
+                breaker = self.topics.pop(message.topic)
+                log.info(
+                    "topic takes events again",
+                    extra={
+                        "destination": self.name,
+                        "topic": message.topic,
+                        "seconds": round(time.time() - breaker.since, 1),
+                    },
+                )
+
+    def _block(self, topic: str, error: str) -> None:
+        if topic not in self.topics:
+            self.topics[topic] = Breaker(error)
+            log.warning(
+                "topic takes no events; they wait",
+                extra={"destination": self.name, "topic": topic, "reason": error},
+            )
+        self.topics[topic].postpone(error)
+
     def _open(self, reason: str) -> None:
         if not self.open:
+            self.since = time.time()
             log.warning("destination is down", extra={"destination": self.name, "reason": reason})
         self.open, self.reason = True, reason
         self._postpone()

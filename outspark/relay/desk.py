@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psycopg
 from psycopg import Notify
@@ -21,6 +22,7 @@ from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
 from outspark.relay import control, workbench
 from outspark.relay.breaker import Destination
 from outspark.relay.connection import Connection
+from outspark.relay.dead_guard import DeadGuard
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
@@ -62,6 +64,8 @@ class Desk:
     released: bool = False
     problem: str = ""
     next_try: float = 0.0
+    paused: list[dict[str, Any]] = field(default_factory=list)
+    """Types of events that were paused when the slots were released."""
     _pause: float = FIRST_PAUSE
 
     def step(self) -> int:
@@ -108,6 +112,11 @@ class Desk:
         except (psycopg.Error, OutsparkError) as error:
             self._close(error)
         self._count_rings()
+        self.paused = [
+            {"source": loop.source.name, "type": name, "reason": breaker.reason, "since": breaker.since}
+            for loop in self.loops
+            for name, breaker in loop.dispatcher.paused.items()
+        ]
         self.conn, self.loops = None, []
 
     def taking_over(self) -> bool:
@@ -201,6 +210,7 @@ class Desk:
         deliveries = Deliveries(conn, table) if router.fans_out else None
         if deliveries is not None:
             deliveries.prepare()
+        guard = DeadGuard(share.name, settings.dead_guard)
         dispatcher = Dispatcher(
             router=router,
             destinations=self.destinations,
@@ -209,12 +219,15 @@ class Desk:
             tally=self.tally,
             tracing=self.tracing,
             envelopes=_envelopes(spec.destinations, share.name),
+            guarded=settings.on_unroutable == "wait",
+            paused=guard.paused,
         )
         loop = SourceLoop(
             source=source,
             tenure=tenure,
             dispatcher=dispatcher,
-            settler=Settler(source, tenure, deliveries),
+            settler=Settler(source, tenure, deliveries, guard),
+            guard=guard,
             deliveries=deliveries,
             lock=relay_lock(conn, table, settings, spec.relay.id, spec.instance),
             waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),

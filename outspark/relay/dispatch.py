@@ -13,7 +13,8 @@ from outspark.event import NO_HEADERS, Event, Message, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
 from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped
 from outspark.relay import parcels as ways
-from outspark.relay.breaker import Destination
+from outspark.relay.breaker import Breaker, Destination
+from outspark.relay.keys import Block
 from outspark.relay.parcels import Parcel
 from outspark.routing import Router, Transform
 from outspark.telemetry import Tracing
@@ -46,6 +47,10 @@ class Dispatcher:
     tracing: Tracing
     envelopes: Mapping[str, Envelope] = field(default_factory=dict)
     """Of the destinations that wrap their messages."""
+    guarded: bool = True
+    """Do events wait for a topic that is missing, forbidden or full? Otherwise each is tried."""
+    paused: Mapping[str, Breaker] = field(default_factory=dict)
+    """Types of events that are paused, each until its probe is due."""
 
     def dispatch(
         self,
@@ -63,7 +68,7 @@ class Dispatcher:
         straight = None if been else self._straight(events)
         if straight is not None:
             return self._dispatch_straight(events, *straight, deadline, before_publish)
-        parcels = [self._parcel(event, been) for event in events]
+        parcels = [self._parcel(event, been, alone=len(events) == 1) for event in events]
         failed: set[str] = set()
         waiting: list[Parcel] = parcels
         while waiting:
@@ -83,12 +88,40 @@ class Dispatcher:
     def all_down(self) -> bool:
         return bool(self.destinations) and all(destination.open for destination in self.destinations.values())
 
+    def closed(self) -> set[Block]:
+        """The topics and types that are closed, whether anything is known to wait for them or not."""
+        topics = {Block(d.name, topic) for d in self.destinations.values() for topic in d.topics}
+        return topics | {Block("", type=name) for name in self.paused}
+
+    def breaker(self, block: Block) -> Breaker | None:
+        """The open breaker of a topic or a type."""
+        if block.type is not None:
+            return self.paused.get(block.type)
+        return self.destinations[block.destination].topics.get(block.topic or "")
+
+    def is_open(self, block: Block) -> bool:
+        if block.topic is None and block.type is None:
+            return self.destinations[block.destination].open
+        return self.breaker(block) is not None
+
+    def forget(self, block: Block) -> None:
+        """Nothing that is known waits for this any more: the next event that needs it finds out how it is."""
+        if block.topic is not None:
+            self.destinations[block.destination].topics.pop(block.topic, None)
+
+    def next_probe(self, block: Block) -> float | None:
+        """When an event is to be sent to find out whether the topic or the type is well again."""
+        breaker = self.breaker(block)
+        if breaker is None or (block.destination and self.destinations[block.destination].open):
+            return None
+        return breaker.probe_at
+
     def _straight(self, events: Sequence[Event]) -> tuple[Destination, list[Message]] | None:
         """The messages of a batch that goes to one destination as it is, which keeps its order: most do.
 
         None where there is more to decide. It makes a fraction of the objects.
         """
-        if self.transform is not None or not events:
+        if self.transform is not None or not events or self.paused:
             return None
         route_of, ordered, messages = self.router.route, self.ordered, []
         try:
@@ -124,8 +157,11 @@ class Dispatcher:
             outcomes = [parcel.outcome or HELD for parcel in parcels]
         return Dispatched(outcomes, [destination] * len(events), {})
 
-    def _parcel(self, event: Event, been: Mapping[str, Collection[str]]) -> Parcel:
+    def _parcel(self, event: Event, been: Mapping[str, Collection[str]], alone: bool) -> Parcel:
+        """`alone`: this event is all of its batch, as one that probes is."""
         key = event.order_key if self.ordered else None
+        if (pause := self.paused.get(event.type)) is not None and not (alone and pause.is_due()):
+            return Parcel(key, outcome=Retry(pause.reason, counted=False))
         try:
             sent = self.transform(event) if self.transform else event
             if sent is None:
@@ -183,7 +219,7 @@ class Dispatcher:
         before_publish()
         name, started = destination.name, time.monotonic()
         with self.tracing.publish(name, messages):
-            outcomes = destination.publish(messages, max(deadline - started, 0.001))
+            outcomes = destination.publish(messages, max(deadline - started, 0.001), guarded=self.guarded)
         self.tally.observe(PUBLISHER_LATENCY, time.monotonic() - started, destination=name)
         if len(outcomes) != len(messages):
             raise RuntimeError(f"publisher {name} gave {len(outcomes)} outcomes for {len(messages)} messages")

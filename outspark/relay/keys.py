@@ -1,4 +1,4 @@
-"""Which keys must not be claimed now: their head waits for its next try, their destination is down, or they are parked.
+"""Which keys must not be claimed now: their head waits for its next try or for a breaker, or they are parked.
 
 Only an optimisation of what the table says: a restart builds it again.
 """
@@ -6,16 +6,27 @@ Only an optimisation of what the table says: a restart builds it again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    """What events wait for: a destination that is down, one topic of it, or (without a destination) a paused type."""
+
+    destination: str
+    topic: str | None = None
+    type: str | None = None
 
 
 @dataclass(slots=True)
 class BlockedKeys:
     heads: dict[str, tuple[str, float]] = field(default_factory=dict)
     """key -> (its head, when that may be tried again on the monotonic clock)"""
-    down: dict[str, set[str]] = field(default_factory=dict)
-    """destination -> keys that wait for it"""
-    down_types: dict[str, set[str]] = field(default_factory=dict)
-    """destination -> types of events without a key that wait for it"""
+    down: dict[Block, set[str]] = field(default_factory=dict)
+    """What is closed -> keys that wait for it"""
+    down_types: dict[Block, set[str]] = field(default_factory=dict)
+    """What is closed -> types of events without a key that wait for it"""
+    first: dict[Block, str] = field(default_factory=dict)
+    """What is closed -> the first event that waits for it: the one to probe with"""
     parked: set[str] = field(default_factory=set)
     freed: int = 0
     """Rises whenever something stops being blocked: what was passed over before has to be looked at again."""
@@ -23,27 +34,32 @@ class BlockedKeys:
     def wait_for_retry(self, key: str, head: str, due: float) -> None:
         self.heads[key] = (head, due)
 
-    def wait_for_destination(self, destination: str, key: str | None, event_type: str) -> None:
+    def wait_for(self, block: Block, key: str | None, event_type: str, event: str) -> None:
+        self.first.setdefault(block, event)
         if key is None:
-            self.down_types.setdefault(destination, set()).add(event_type)
+            self.down_types.setdefault(block, set()).add(event_type)
         else:
             self.heads.pop(key, None)
-            self.down.setdefault(destination, set()).add(key)
+            self.down.setdefault(block, set()).add(key)
 
-    def wait_for_note(self, destination: str, keys: list[str], types: list[str]) -> None:
+    def wait_for_note(self, block: Block, keys: list[str], types: list[str], first: str | None) -> None:
         """The same, as another lane noted it."""
+        if first is not None:
+            self.first[block] = first
         if keys:
-            self.down.setdefault(destination, set()).update(keys)
+            self.down.setdefault(block, set()).update(keys)
         if types:
-            self.down_types.setdefault(destination, set()).update(types)
+            self.down_types.setdefault(block, set()).update(types)
 
-    def awaited(self) -> set[str]:
-        """Destinations that something here waits for."""
+    def awaited(self) -> set[Block]:
+        """What something here waits for."""
         return self.down.keys() | self.down_types.keys()
 
-    def destination_is_back(self, destination: str) -> None:
-        self.down.pop(destination, None)
-        self.down_types.pop(destination, None)
+    def lift(self, block: Block) -> None:
+        """What waited for this may go on."""
+        self.down.pop(block, None)
+        self.down_types.pop(block, None)
+        self.first.pop(block, None)
         self.freed += 1
 
     def free(self, key: str | None, head: str) -> None:
@@ -79,4 +95,5 @@ class BlockedKeys:
         self.heads.clear()
         self.down.clear()
         self.down_types.clear()
+        self.first.clear()
         self.parked.clear()

@@ -31,8 +31,11 @@ class Report:
     shift: int
     tally: dict[str, Any]
     breakers: dict[str, str]
+    """Destinations that are down, and why."""
     problems: list[str]
     stopped: bool
+    closed: list[dict[str, Any]] = field(default_factory=list)
+    """Topics that take nothing (destination, topic) and types that are paused (source, type): reason and since."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -59,6 +62,9 @@ class Lane:
             Desk(spec, url, shares, destinations, self.tally, tracing)
             for url, shares in databases(spec.shares).items()
         ]
+        for destination in destinations.values():
+            # An earlier shift of this process may have left what another one has found mended since; notes tell.
+            destination.topics.clear()
         stopped = False
         try:
             while not all(desk.released for desk in self.desks):
@@ -85,6 +91,7 @@ class Lane:
             shift=spec.shift,
             tally=self.tally.to_json(),
             breakers={d.name: d.reason for d in destinations.values() if d.open},
+            closed=[*_closed_topics(destinations), *(one for desk in self.desks for one in desk.paused)],
             problems=[desk.problem for desk in self.desks if desk.problem],
             stopped=stopped,
         )
@@ -109,3 +116,11 @@ class Lane:
                     selector.register(desk.conn.fileno(), selectors.EVENT_READ, desk)
             for key, _ in selector.select(wait):
                 key.data.hear()
+
+
+def _closed_topics(destinations: Mapping[str, Destination]) -> list[dict[str, Any]]:
+    return [
+        {"destination": d.name, "topic": topic, "reason": breaker.reason, "since": breaker.since}
+        for d in destinations.values()
+        for topic, breaker in d.topics.items()
+    ]

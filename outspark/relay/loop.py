@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 from outspark import metrics
 from outspark.contracts.arrays import Texts
 from outspark.errors import OwnershipLost
 from outspark.outcome import DELIVERED
+from outspark.relay.breaker import Breaker
+from outspark.relay.dead_guard import LONGEST_PAUSE, DeadGuard
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import NOWHERE, Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
+from outspark.relay.keys import Block
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.note import MOST_KEYS, Note, Waiting
 from outspark.relay.settling import Settler
@@ -25,6 +29,10 @@ log = logging.getLogger(__name__)
 UPKEEP_INTERVAL = 1.0
 LOCK_MARGIN = 1.0
 LONGEST_REAP_INTERVAL = 30.0
+MOST_DUE = 20
+"""Heads that are tried again at once: one that hangs costs the lane as long as its publisher waits for it."""
+RETRY_REST = 3.0
+"""After heads were tried again, other events have the lane for so many times as long as that took."""
 
 
 @dataclass(slots=True)
@@ -42,11 +50,15 @@ class SourceLoop:
     """Where events go to several destinations."""
     lock: ShedLock | None = None
     """Where relays of other makes take turns with ours."""
+    guard: DeadGuard | None = None
     _claims: int = 0
     _found: Batch = NOTHING
     """What the last look in order brought."""
     _next_upkeep: float = 0.0
     _next_reap: float = 0.0
+    _due_after: float = 0.0
+    _retrying: bool = False
+    """Not before this time are heads tried again while there is other work: what hung once may hang again."""
 
     def step(self) -> int:
         """Look once and work on what is there; how many events were settled."""
@@ -86,6 +98,9 @@ class SourceLoop:
         been = self.deliveries.look_up([event.id for event in batch.events]) if self.deliveries else NOWHERE
         started = time.monotonic()
         dispatched = self.dispatcher.dispatch(batch.events, budget, self._prove, been)
+        if self._retrying:
+            self._retrying = False
+            self._due_after = time.monotonic() + RETRY_REST * (time.monotonic() - started)
         if (timer := self.source.statements.publish_timer) is not None:
             took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
             self.source.tally.observe_many(timer.name, took, source=self.source.name, **timer.labels)
@@ -126,10 +141,33 @@ class SourceLoop:
             suspect = self.tenure.next_suspect()
             if suspect is not None:
                 return self._claim_ids([suspect], token)
-        due = self.source.keys.due(time.monotonic())
-        if due:
+        probe = self._claim_probe(token)
+        if probe.events:
+            return probe
+        now = time.monotonic()
+        due = self.source.keys.due(now)
+        if due and now >= self._due_after:
             return self._claim_due(due, token)
-        return self._claim(token)
+        batch = self._claim(token)
+        if not batch.events and due:
+            return self._claim_due(due, token)
+        return batch
+
+    def _claim_probe(self, token: str) -> Batch:
+        """One event for a topic or a type whose breaker is open, when it is time to try."""
+        keys = self.source.keys
+        for block in keys.awaited():
+            probe_at = self.dispatcher.next_probe(block)
+            if probe_at is None or probe_at > time.monotonic():
+                continue
+            first = keys.first.get(block)
+            batch = self._claim_ids([first], token) if first is not None else NOTHING
+            if batch.events:
+                return batch
+            # Somebody else settled or discarded it: the next claim in order finds another one, if there is any.
+            keys.lift(block)
+            self.dispatcher.forget(block)
+        return NOTHING
 
     def _claim(self, token: str) -> Batch:
         keys, settings = self.source.keys, self.source.settings
@@ -156,9 +194,11 @@ class SourceLoop:
 
     def _claim_due(self, due: dict[str, str], token: str) -> Batch:
         """Heads whose wait is over. One that is not there any more was settled or discarded by somebody else."""
-        batch = self._claim_ids(list(due), token)
-        for head in due.keys() - {event.id for event in batch.events}:
-            self.source.keys.free(due[head], head)
+        asked = dict(islice(due.items(), min(MOST_DUE, self.source.settings.batch_size)))
+        batch = self._claim_ids(list(asked), token)
+        for head in asked.keys() - {event.id for event in batch.events}:
+            self.source.keys.free(asked[head], head)
+        self._retrying = bool(batch.events)
         return batch
 
     def _upkeep(self) -> None:
@@ -188,46 +228,68 @@ class SourceLoop:
 
     def _free_awaited(self) -> None:
         """Set free what waited for a destination that is back; its probe may have been another source's."""
-        for name in self.source.keys.awaited():
-            if not self.dispatcher.destinations[name].open:
-                self.source.keys.destination_is_back(name)
+        for block in self.source.keys.awaited():
+            if not self.dispatcher.is_open(block):
+                self.source.keys.lift(block)
 
     def _note(self, tenure: Tenure) -> Note | None:
         """What the next shift would have to find out again."""
         self._free_awaited()
         keys = self.source.keys
-        waiting = {name: self._waiting(name) for name in keys.awaited()}
-        if sum(len(one.keys) for one in waiting.values()) > MOST_KEYS:
-            return None
+        waiting = [self._waiting(block) for block in keys.awaited() | self.dispatcher.closed()]
+        # That something is closed is always told: the next shift must not find it out by sending a batch there.
+        many = sum(len(one.keys) for one in waiting) > MOST_KEYS
+        if many:
+            waiting = [one.model_copy(update={"keys": [], "types": []}) for one in waiting]
         # A key may become free between two shifts, and what stands behind its head lies below the mark.
-        mark = None if keys.heads or keys.parked or tenure.suspects else self.low.note()
+        mark = None if many or keys.heads or keys.parked or tenure.suspects else self.low.note()
         if not waiting and mark is None:
             return None
         instance = tenure.slots.owner.instance
         return Note(instance=instance, slots=tenure.active, waiting=waiting, mark=mark)
 
-    def _waiting(self, name: str) -> Waiting:
-        destination, keys = self.dispatcher.destinations[name], self.source.keys
+    def _waiting(self, block: Block) -> Waiting:
+        keys, breaker = self.source.keys, self.dispatcher.breaker(block)
+        closed = breaker or self.dispatcher.destinations[block.destination]
         return Waiting(
-            reason=destination.reason,
-            probe_in=(destination.next_probe() or 0.0) - time.monotonic(),
-            pause=destination.pause,
-            keys=list(keys.down.get(name, ())),
-            types=list(keys.down_types.get(name, ())),
+            **block._asdict(),
+            first=keys.first.get(block),
+            since=closed.since,
+            reason=closed.reason,
+            probe_in=(closed.next_probe() or 0.0) - time.monotonic(),
+            pause=closed.pause,
+            keys=list(keys.down.get(block, ())),
+            types=list(keys.down_types.get(block, ())),
         )
 
     def _inherit(self, tenure: Tenure) -> None:
         if tenure.inherited is None:
             return
         (note, age), tenure.inherited = tenure.inherited, None
-        if not note.waiting.keys() <= self.dispatcher.destinations.keys():
+        destinations = self.dispatcher.destinations
+        if any(one.destination and one.destination not in destinations for one in note.waiting):
             return
-        for name, waiting in note.waiting.items():
-            destination = self.dispatcher.destinations[name]
-            destination.presume_down(waiting.reason, waiting.probe_in - age, waiting.pause)
-            self.source.keys.wait_for_note(name, waiting.keys, waiting.types)
+        for waiting in note.waiting:
+            block = Block(waiting.destination, waiting.topic, waiting.type)
+            self._presume(block, waiting, age)
+            self.source.keys.wait_for_note(block, waiting.keys, waiting.types, waiting.first)
         if note.mark is not None and not self.source.keys.heads:
             self.low.resume(note.mark, age)
+
+    def _presume(self, block: Block, waiting: Waiting, age: float) -> None:
+        """What the shift before us found closed is closed for us, too, and its probes go on in their rhythm."""
+        probe_at = time.monotonic() + waiting.probe_in - age
+        breaker = Breaker(waiting.reason, waiting.since, waiting.pause, probe_at=probe_at)
+        if block.type is not None:
+            if self.guard is not None:
+                breaker.longest = LONGEST_PAUSE
+                self.guard.presume(block.type, breaker)
+            return
+        destination = self.dispatcher.destinations[block.destination]
+        if block.topic is not None:
+            destination.topics.setdefault(block.topic, breaker)
+        else:
+            destination.presume_down(waiting.reason, waiting.probe_in - age, waiting.pause)
 
     def _reap(self) -> None:
         """Give back leases that ran out; where slots are owned, the owner of the first does it for all."""
@@ -251,5 +313,6 @@ class SourceLoop:
         times = [self.tenure.grace_ends() if self.tenure is not None else None]
         if not self.dispatcher.all_down():
             times.append(self.source.keys.next_due())
+            times.extend(self.dispatcher.next_probe(block) for block in self.source.keys.awaited())
         times.extend(destination.next_probe() for destination in self.dispatcher.destinations.values())
         self.waking.next_look = min([self.waking.next_look, *(t for t in times if t is not None)])

@@ -14,8 +14,14 @@ MOST_KEYS = 10_000
 
 
 class Waiting(BaseModel):
-    """What waits for one destination that is down."""
+    """What waits for one destination that is down, for one topic of it, or, without one, for a paused type."""
 
+    destination: str
+    topic: str | None = None
+    type: str | None = None
+    first: str | None = None
+    """The event to probe a topic or a type with."""
+    since: float
     reason: str
     probe_in: float
     """Seconds until the next probe; `pause` is how long the one after it waits at least."""
@@ -42,5 +48,5 @@ class Note(BaseModel):
 
     instance: str
     slots: list[int]
-    waiting: dict[str, Waiting] = {}
+    waiting: list[Waiting] = []
     mark: Mark | None = None

@@ -13,10 +13,22 @@ from typing import Any, assert_never
 from outspark import backoff, metrics
 from outspark.contracts.contract import Settlement
 from outspark.event import Event
-from outspark.outcome import DELIVERED, Dead, DeadKind, Delivered, Held, Outcome, Retry, Skipped
+from outspark.outcome import (
+    DELIVERED,
+    KIND_OF_FAULT,
+    Dead,
+    DeadKind,
+    Delivered,
+    Held,
+    Outcome,
+    Retry,
+    Skipped,
+)
 from outspark.relay.breaker import Destination
+from outspark.relay.dead_guard import DeadGuard
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import NOWHERE, Dispatched
+from outspark.relay.keys import Block
 from outspark.relay.source import Batch, Source
 from outspark.relay.tenure import Tenure
 
@@ -35,6 +47,7 @@ class Settler:
     source: Source
     tenure: Tenure | None
     deliveries: Deliveries | None = None
+    guard: DeadGuard | None = None
 
     def settle(
         self, batch: Batch, dispatched: Dispatched, been: Mapping[str, Collection[str]] = NOWHERE
@@ -61,9 +74,32 @@ class Settler:
         else:
             changed = self._write(batch, ids, rest)
         self._count(delivered, outcomes, lost=len(batch.events) - changed)
+        if self.guard is not None:
+            self._watch_deaths(self.guard, batch, outcomes, ids, rest)
         for event in delivered if self.source.keys.heads else ():
             self.source.keys.free(event.order_key, event.id)
         return not rest and changed == len(batch.events)
+
+    def _watch_deaths(
+        self,
+        guard: DeadGuard,
+        batch: Batch,
+        outcomes: Sequence[Outcome],
+        delivered: Sequence[str],
+        rest: Sequence[Settlement],
+    ) -> None:
+        if not rest:
+            guard.watch(batch.events, delivered, {})
+            return
+        # Topics have breakers of their own, and what dies of its topic dies because somebody wants it so.
+        unroutable = {
+            event.id
+            for event, outcome in zip(batch.events, outcomes, strict=True)
+            if isinstance(outcome, Retry) and outcome.fault
+        }
+        dead = {one.id: one.error or "" for one in rest if one.state == "dead" and one.id not in unroutable}
+        done = [one.id for one in rest if one.state == "done"]
+        guard.watch(batch.events, [*delivered, *done], dead)
 
     def _write(self, batch: Batch, delivered: list[str], rest: Sequence[Settlement]) -> int:
         statements = self.source.statements
@@ -107,9 +143,11 @@ class Settler:
                 return Settlement(event.id, "done", error=f"skipped: {reason}")
             case Dead(error, kind):
                 return self._dead(event, error, kind)
-            case Retry(error, counted=False):
-                if destination is not None:
-                    self.source.keys.wait_for_destination(destination.name, self._key(event), event.type)
+            case Retry(error, fault="missing" | "forbidden" as fault) if self._lets_unroutable_die():
+                return self._dead(event, error, KIND_OF_FAULT[fault])
+            case Retry(error, counted=False, topic=topic):
+                block = Block("", type=event.type) if destination is None else Block(destination.name, topic)
+                self.source.keys.wait_for(block, self._key(event), event.type, event.id)
                 return Settlement(event.id, "ready", error=error[:MAX_ERROR])
             case Retry():
                 return self._retry(event, outcome)
@@ -139,6 +177,9 @@ class Settler:
         if key is not None and self.source.settings.on_dead == "park":
             self.source.keys.parked.add(key)
         return Settlement(event.id, "dead", counted=True, error=error[:MAX_ERROR], kind=kind)
+
+    def _lets_unroutable_die(self) -> bool:
+        return self.source.settings.on_unroutable == "dead" or self.source.statements.marks_unroutable
 
     def _key(self, event: Event) -> str | None:
         return None if self.tenure is None else event.order_key

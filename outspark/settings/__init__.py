@@ -11,10 +11,11 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from outspark import durations
 from outspark.settings.inbox import InboxSettings, PartitionSettings
-from outspark.settings.model import Duration, Model, Ordering, RetrySettings
+from outspark.settings.model import DeadGuardSettings, Duration, Model, Ordering, RetrySettings
 
 Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
+OnUnroutable = Literal["wait", "dead"]
 ContractName = Literal["openoutbox", "jeap", "omnibox"]
 DestinationType = Literal["kafka", "nats", "rabbitmq", "redis", "http", "stdout", "null"]
 EnvelopeForm = Literal["raw", "cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"]
@@ -75,6 +76,11 @@ class SourceSettings(Model):
     )
     reap_batch_size: int = Field(100, ge=1, le=10_000, description="Lost claims given back per statement.")
     on_dead: OnDead = Field("continue", description='"park" keeps later events of a key behind its dead one.')
+    on_unroutable: OnUnroutable = Field(
+        "wait",
+        description='"wait": events whose topic is missing or forbidden wait until it is mended. "dead": they die.',
+    )
+    dead_guard: DeadGuardSettings = Field(default_factory=DeadGuardSettings)
     doorbell: bool = Field(False, description="Sleep until the trigger of `outspark init --doorbell` rings.")
     retry: RetrySettings = Field(default_factory=RetrySettings)
     transform: str | None = Field(None, description="Python hook `module:function` called with each event.")

@@ -38,3 +38,17 @@ class RetrySettings(Model):
     )
     max_delay: Duration = Field(timedelta(hours=24), description="The longest wait.")
     jitter: float = Field(0.15, ge=0, le=1, description="Up to this share is added to each wait.")
+
+
+class DeadGuardSettings(Model):
+    """When a type of events is paused because too many of it die."""
+
+    enabled: bool = Field(True, description="Pause a type whose events die one after the other.")
+    window: Duration = Field(
+        timedelta(minutes=1), description="The time, from the first death on, in which deaths are counted."
+    )
+    events: int = Field(1000, ge=1, description="More deaths of a type than this in the window pause it.")
+    share: float = Field(
+        0.5, ge=0, le=1, description="So do `at_least` deaths that are more than this share of its events."
+    )
+    at_least: int = Field(20, ge=1, description="Fewer deaths than this are never too large a share.")

@@ -8,7 +8,7 @@ from email.utils import format_datetime
 import pytest
 
 from outspark.event import Message
-from outspark.outcome import DELIVERED, HELD, Dead, Retry
+from outspark.outcome import DELIVERED, HELD, Dead, Retry, TopicFault
 from outspark.publishers.http_batch import Batch
 from outspark.publishers.http_endpoint import parse
 from outspark.publishers.http_signature import Signer
@@ -124,9 +124,16 @@ def test_what_may_pass_later(status: int) -> None:
     assert outcome(Answer(status, {}, b"")) == Retry(f"HTTP {status}")
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 422, 431])
+@pytest.mark.parametrize("status", [400, 409, 413, 422, 431])
 def test_what_can_never_pass(status: int) -> None:
     assert outcome(Answer(status, {}, b"")) == Dead(f"HTTP {status}")
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"), [(401, "forbidden"), (403, "forbidden"), (404, "missing"), (410, "missing")]
+)
+def test_what_an_endpoint_answers_to_everything(status: int, fault: TopicFault) -> None:
+    assert outcome(Answer(status, {}, b"")) == Retry.of_topic(fault, f"HTTP {status}")
 
 
 def test_an_answer_is_shown_in_one_line_of_200_characters() -> None:
@@ -137,9 +144,10 @@ def test_an_answer_is_shown_in_one_line_of_200_characters() -> None:
 
 
 def test_a_redirect_names_the_server_and_not_the_path() -> None:
-    dead = outcome(Answer(302, {"location": "https://u:p@other.example/s3cr3t?a=b"}, b""))
-    assert isinstance(dead, Dead)
-    assert "HTTP 302 redirects to https://other.example, and redirects are not followed" in dead.error
+    moved = outcome(Answer(302, {"location": "https://u:p@other.example/s3cr3t?a=b"}, b""))
+    assert isinstance(moved, Retry)
+    assert moved.fault == "missing"
+    assert "HTTP 302 redirects to https://other.example, and redirects are not followed" in moved.error
     assert "another path" in str(outcome(Answer(301, {"location": "/s3cr3t"}, b"")))
 
 

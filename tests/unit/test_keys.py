@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from outspark.relay.keys import BlockedKeys
+from outspark.relay.keys import Block, BlockedKeys
 
+NATS, ELSEWHERE = Block("nats"), Block("other")
 HEAD, OTHER = str(uuid4()), str(uuid4())
 
 
@@ -38,16 +39,16 @@ def test_heads_are_due_at_their_time_but_stay_blocked() -> None:
 def test_a_destination_that_is_down_blocks_keys_and_types_until_it_is_back() -> None:
     keys = BlockedKeys()
     keys.wait_for_retry("k", HEAD, due=5.0)
-    keys.wait_for_destination("nats", "k", "t")
-    keys.wait_for_destination("nats", None, "t")
-    keys.wait_for_destination("other", "l", "t")
+    keys.wait_for(NATS, "k", "t", "1")
+    keys.wait_for(NATS, None, "t", "2")
+    keys.wait_for(ELSEWHERE, "l", "t", "3")
 
     assert keys.next_due() is None
-    assert keys.awaited() == {"nats", "other"}
+    assert keys.awaited() == {NATS, ELSEWHERE}
     assert set(keys.blocked()) == {"k", "l"}
     assert keys.blocked_types() == ["t"]
 
-    keys.destination_is_back("nats")
+    keys.lift(NATS)
     assert keys.blocked() == ["l"]
     assert keys.blocked_types() == []
 
@@ -69,8 +70,8 @@ def test_parked_keys_are_those_of_the_last_look() -> None:
 def test_clear_frees_everything() -> None:
     keys = BlockedKeys()
     keys.wait_for_retry("k", HEAD, due=5.0)
-    keys.wait_for_destination("nats", "l", "t")
-    keys.wait_for_destination("nats", None, "t")
+    keys.wait_for(NATS, "l", "t", "3")
+    keys.wait_for(NATS, None, "t", "2")
     keys.park_only({"m"})
 
     keys.clear()

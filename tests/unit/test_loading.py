@@ -301,7 +301,7 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
             {},
             "sources.a.pasword (environment variable OUTSPARK__SOURCES__A__PASWORD): unknown key; known are: "
             "url, contract, table, ordering, lease, slots, batch_size, poll_interval, lease_timeout, "
-            "reap_batch_size, on_dead, doorbell, retry, transform, jeap, partitions",
+            "reap_batch_size, on_dead, on_unroutable, dead_guard, doorbell, retry, transform, jeap, partitions",
         ),
         (
             {"OUTSPARK__RELAY": "x"},

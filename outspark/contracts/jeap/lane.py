@@ -171,6 +171,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         read=_reader(settings.jeap.trace),
         low_water=False,
         counts_attempts=False,
+        marks_unroutable=True,
         claim_timer=Timer(JEAP_READY_QUERY),
         publish_timer=Timer(JEAP_TRANSMIT, {"delivery_type": "scheduled"}),
     )

@@ -116,7 +116,8 @@ def test_a_redirect_is_not_followed(rig: HttpRig) -> None:
     moved = message(rig)
     rig.receiver.answer(moved.id, Answer(302, {"Location": f"{rig.receiver.url}{rig.path}/elsewhere"}))
     [outcome] = rig.open().publish([moved], TIMEOUT)
-    assert isinstance(outcome, Dead)
+    assert isinstance(outcome, Retry)
+    assert outcome.fault == "missing"
     assert f"HTTP 302 redirects to {rig.receiver.url}, and redirects are not followed" in outcome.error
     assert [arrival.target for arrival in rig.arrivals()] == [rig.path]
 

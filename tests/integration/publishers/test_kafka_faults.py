@@ -16,7 +16,7 @@ from confluent_kafka.admin import AclOperation, NewTopic, ResourceType
 
 from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
-from outspark.outcome import DELIVERED, HELD, Dead, Outcome
+from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry
 from outspark.publishers import Publisher
 from tests.integration.publishers.contract import (
     TIMEOUT,
@@ -64,8 +64,7 @@ def test_a_missing_topic_among_many_costs_only_its_own_events(rig: KafkaRig) -> 
     outcomes = (
         wait_for(lambda: _final(publisher, [batch[5], batch[11]]), what="the verdict on the topic") or []
     )
-    assert kinds(outcomes) == ["Dead", "Held"]
-    assert error_of(outcomes[0]) == f"topic {missing!r} does not exist; create it, then requeue the event"
+    assert outcomes == [Retry.of_topic("missing", f"topic {missing!r} does not exist; create it"), HELD]
     assert rig.read() == [received(sent) for sent in good]
 
 
@@ -78,9 +77,9 @@ def test_a_missing_topic_is_waited_for_once_and_found_when_it_is_created(rig: Ka
     publisher = rig.open(**NO_CREATION, **{"topic.metadata.propagation.max.ms": 1500})
     missing = f"{rig.topic}.missing"
     started = time.monotonic()
-    assert kinds(publisher.publish([rig.message(topic=missing)], TIMEOUT)) == ["Dead"]
+    assert kinds(publisher.publish([rig.message(topic=missing)], TIMEOUT)) == ["Retry"]
     first = time.monotonic() - started
-    assert kinds(publisher.publish([rig.message(topic=missing)], TIMEOUT)) == ["Dead"]
+    assert kinds(publisher.publish([rig.message(topic=missing)], TIMEOUT)) == ["Retry"]
     assert time.monotonic() - started - first < first / 2
     rig.create_topic(missing)
     assert_all_delivered(publisher.publish([rig.message(topic=missing)], TIMEOUT), 1)
@@ -264,8 +263,8 @@ def test_a_forbidden_topic_among_many_costs_only_its_own_events(rig: KafkaRig, v
         acl("relay", ResourceType.TOPIC, secret, AclOperation.DESCRIBE, allow=visible),
     ):
         outcomes = wait_for(lambda: _refused(publisher, rig, secret), what="the ACLs") or []
-        assert kinds(outcomes) == ["Delivered", "Dead", "Delivered"]
-        assert error_of(outcomes[1]) == f"not authorised to use topic {secret!r}"
+        error = f"not authorised to use topic {secret!r}; grant WRITE on it"
+        assert outcomes == [DELIVERED, Retry.of_topic("forbidden", error), DELIVERED]
     wait_for(lambda: _refused(publisher, rig, secret) is None, what="the end of the ACLs")
 
 

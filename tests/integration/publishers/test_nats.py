@@ -257,14 +257,14 @@ def test_a_topic_that_is_no_subject_is_dead_and_not_sent(rig: NatsRig, topic: st
     assert len(rig.read()) == 2
 
 
-def test_a_subject_without_a_stream_is_dead_with_the_remedy(rig: NatsRig) -> None:
+def test_a_subject_without_a_stream_waits_with_the_remedy(rig: NatsRig) -> None:
     subject = f"nowhere.{rig.stream}"
     nowhere = Message(str(uuid.uuid4()), subject, None, b"{}", {})
     good = messages(rig, 2)
     outcomes = rig.open().publish([good[0], nowhere, good[1]], TIMEOUT)
     assert outcomes == [
         DELIVERED,
-        Dead(f"no stream listens on subject '{subject}'; create one that does, then requeue the event"),
+        Retry.of_topic("missing", f"no stream listens on subject '{subject}'; create one that does"),
         DELIVERED,
     ]
 
@@ -386,7 +386,7 @@ def test_credentials_by_url_and_by_options(options: dict[str, str]) -> None:
             publisher.check(TIMEOUT)
 
 
-def test_a_forbidden_subject_is_dead_and_the_others_pass() -> None:
+def test_a_forbidden_subject_waits_and_the_others_pass() -> None:
     user = '{user: u, password: p, permissions: {publish: {deny: "S.Secret.>"}}}'
     with ConfiguredNats(f"authorization {{ users: [{user}] }}") as server:
         url, options = server.url.replace("//", "//u:p@"), {"stream": "S", "subjects": ["S.>"]}
@@ -395,7 +395,8 @@ def test_a_forbidden_subject_is_dead_and_the_others_pass() -> None:
             batch = [Message(str(uuid.uuid4()), topic, None, b"{}", {}) for topic in topics]
             outcomes = publisher.publish(batch, TIMEOUT)
             publisher.check(TIMEOUT)
-    assert outcomes == [DELIVERED, Dead("not authorised to publish to subject 'S.Secret.b'"), DELIVERED]
+    error = "not authorised to publish to subject 'S.Secret.b'; grant it to the user"
+    assert outcomes == [DELIVERED, Retry.of_topic("forbidden", error), DELIVERED]
 
 
 def test_creates_the_stream_that_is_asked_for_and_leaves_one_that_exists(own_rig: NatsRig) -> None:

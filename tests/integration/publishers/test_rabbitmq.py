@@ -149,12 +149,12 @@ def test_what_amqp_cannot_carry_is_dead_and_not_sent(
 
 
 class TestUnroutable:
-    def test_only_the_message_without_a_queue_is_dead(self, rig: RabbitMQRig) -> None:
+    def test_only_the_message_without_a_queue_waits(self, rig: RabbitMQRig) -> None:
         good, nowhere = messages(rig, 2), sent_to("nowhere")
         outcomes = rig.open().publish([good[0], nowhere, good[1]], TIMEOUT)
         assert outcomes == [
             DELIVERED,
-            Dead("unroutable: there is no queue 'nowhere'; create it, then requeue the event"),
+            Retry.of_topic("missing", "unroutable: there is no queue 'nowhere'; create it"),
             DELIVERED,
         ]
         assert rig.read() == [received(sent) for sent in good]
@@ -165,15 +165,15 @@ class TestUnroutable:
         ]
         publisher = rig.open()
         outcomes = publisher.publish(batch, TIMEOUT)
-        assert [type(outcome) for outcome in outcomes] == [Dead, type(DELIVERED), type(DELIVERED)] * 500
+        assert [type(outcome) for outcome in outcomes] == [Retry, type(DELIVERED), type(DELIVERED)] * 500
         assert rig.read() == [received(sent) for sent in batch if sent.topic != "nowhere"]
         assert_all_delivered(publisher.publish([message(rig)], TIMEOUT), 1)
 
     def test_a_repeated_id_does_not_mix_up_the_answers(self, rig: RabbitMQRig) -> None:
         good = message(rig)
         lost = Message(good.id, "nowhere", None, b"{}", {})
-        assert [type(each) for each in rig.open().publish([lost, good], TIMEOUT)] == [Dead, type(DELIVERED)]
-        assert [type(each) for each in rig.open().publish([good, lost], TIMEOUT)] == [type(DELIVERED), Dead]
+        assert [type(each) for each in rig.open().publish([lost, good], TIMEOUT)] == [Retry, type(DELIVERED)]
+        assert [type(each) for each in rig.open().publish([good, lost], TIMEOUT)] == [type(DELIVERED), Retry]
         assert rig.read() == [received(good)] * 2
 
     def test_on_an_exchange_without_a_binding_for_the_key(self, rig: RabbitMQRig) -> None:
@@ -182,7 +182,7 @@ class TestUnroutable:
         outcomes = rig.open(options={"exchange": exchange}).publish(batch, TIMEOUT)
         assert outcomes[::2] == [DELIVERED, DELIVERED]
         bound = f"no queue is bound to exchange '{exchange}' for routing key 'user.created'"
-        assert error_of(outcomes[1]) == f"unroutable: {bound}; create it, then requeue the event"
+        assert error_of(outcomes[1]) == f"unroutable: {bound}; create it"
         assert rig.read() == [received(batch[0]), received(batch[2])]
 
 
@@ -223,7 +223,7 @@ class TestExchange:
         assert "ACCESS_REFUSED" in error_of(outcomes[0])
         assert rig.read() == []
 
-    def test_only_the_message_with_a_forbidden_key_is_dead(self, rig: RabbitMQRig) -> None:
+    def test_only_the_message_with_a_forbidden_key_waits(self, rig: RabbitMQRig) -> None:
         async def bind(channel: AbstractChannel) -> None:
             await (await channel.get_queue(rig.topic)).bind("amq.topic", "#")
 
@@ -233,7 +233,7 @@ class TestExchange:
         topics = ["open.a", "secret.b", "open.c", "other.d", "open.e"]
         batch = [sent_to(topic) for topic in topics]
         outcomes = publisher.publish(batch, TIMEOUT)
-        assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Dead] * 2 + [type(DELIVERED)]
+        assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Retry] * 2 + [type(DELIVERED)]
         assert "topic 'secret.b' in exchange 'amq.topic'" in error_of(outcomes[1])
         # What the server had not confirmed when it closed the channel was sent again.
         assert {each.id for each in rig.read()} == {batch[0].id, batch[2].id, batch[4].id}
@@ -268,16 +268,15 @@ class TestTooLarge:
         assert_all_delivered(outcomes[1:], 300)
 
 
-def test_a_full_queue_counts_as_an_attempt(server: RabbitMQ) -> None:
+def test_a_full_queue_burns_no_attempt(server: RabbitMQ) -> None:
     arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
     with closing(RabbitMQRig(server, **arguments)) as rig:
         batch = messages(rig, 20)
         publisher = rig.open()
         outcomes = publisher.publish(batch, TIMEOUT)
         refused = [outcome for outcome in outcomes if outcome != DELIVERED]
-        assert set(refused) == {
-            Retry("refused by the broker (nack): a queue is full or has failed", counted=True)
-        }
+        error = "refused by the broker (nack): a queue is full or has failed; make room in it"
+        assert set(refused) == {Retry.of_topic("full", error)}
         passed = [sent for sent, outcome in zip(batch, outcomes, strict=True) if outcome == DELIVERED]
         assert rig.read() == [received(sent) for sent in passed]
         assert_all_delivered(publisher.publish(batch[-1:], TIMEOUT), 1)

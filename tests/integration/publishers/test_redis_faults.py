@@ -63,18 +63,20 @@ def refused_in_the_middle(publisher: Publisher, rig: RedisRig, bad: Message) -> 
 
 
 class TestOneStream:
-    def test_a_key_that_is_no_stream_is_dead_with_the_remedy(self, rig: RedisRig) -> None:
+    def test_a_key_that_is_no_stream_waits_with_the_remedy(self, rig: RedisRig) -> None:
         topic = f"list-{rig.topic}"
         command(rig.server, "LPUSH", topic, "x")
         outcome = refused_in_the_middle(rig.open(), rig, message_to(topic))
-        assert isinstance(outcome, Dead)
+        assert isinstance(outcome, Retry)
+        assert outcome.fault == "missing"
         assert outcome.error.startswith(f"stream {topic!r}: the key holds something else than a stream;")
 
-    def test_a_forbidden_stream_is_dead_and_xadd_is_all_a_user_needs(self, rig: RedisRig) -> None:
+    def test_a_forbidden_stream_waits_and_xadd_is_all_a_user_needs(self, rig: RedisRig) -> None:
         url = with_user(rig, f"~{rig.topic} +xadd")
         publisher, topic = rig.open_at(url), f"secret-{rig.topic}"
         outcome = refused_in_the_middle(publisher, rig, message_to(topic))
-        assert outcome == Dead(f"stream {topic!r}: the user may not write to it (NOPERM)")
+        error = f"stream {topic!r}: the user may not write to it; grant it XADD on this key (NOPERM)"
+        assert outcome == Retry.of_topic("forbidden", error)
         publisher.check(TIMEOUT)
 
     def test_a_payload_over_the_servers_own_limit_is_dead_and_not_sent(self, rig: RedisRig) -> None:
@@ -221,7 +223,7 @@ class TestConnection:
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             outcomes = publisher.publish([message_to(topic)] * 3, TIMEOUT)
-            assert [type(outcome) for outcome in outcomes] == [Dead] * 3
+            assert [outcome.fault for outcome in outcomes if isinstance(outcome, Retry)] == ["missing"] * 3
 
     def test_a_server_that_does_not_greet_is_given_up_after_the_connect_timeout(self, rig: RedisRig) -> None:
         with socket.create_server((HOST, 0)) as silent:

@@ -32,6 +32,8 @@ class Broker:
 
     keeps_order: bool = False
     down: bool = False
+    missing: set[str] = field(default_factory=set)
+    """Topics that are not there."""
     answers: dict[str, list[Outcome]] = field(default_factory=dict)
     """What to answer to each event, one after the other; delivered when there is nothing left."""
     batches: list[list[str]] = field(default_factory=list)
@@ -46,6 +48,8 @@ class Broker:
     def _answer(self, message: Message) -> Outcome:
         if self.down:
             return Retry("nobody answers", counted=False)
+        if message.topic in self.missing:
+            return Retry.of_topic("missing", f"no topic {message.topic}; create it")
         name = message.payload.decode()
         answers = self.answers.get(name)
         outcome = answers.pop(0) if answers else DELIVERED

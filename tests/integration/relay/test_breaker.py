@@ -10,6 +10,8 @@ import pytest
 from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox.table import ddl
 from outspark.errors import DestinationDown
+from outspark.event import Message
+from outspark.outcome import DELIVERED, HELD, Retry
 from outspark.relay.breaker import Destination
 from tests.databases import Database
 from tests.integration.relay.place import Broker, Place, close_place, open_place
@@ -107,3 +109,22 @@ def test_every_source_hears_that_a_destination_is_back(place: Place) -> None:
         wait_for(lambda: lane.desks and all(loop.source.keys.down for loop in lane.desks[0].loops))
         place.broker.down = False
         wait_for(lambda: not place.waiting() and place.ask("SELECT status FROM second") == [("DELIVERED",)])
+
+
+def test_what_stands_behind_a_closed_topic_does_not_go_out_beside_it() -> None:
+    """A publisher that keeps order gets several events of a key at once."""
+    broker = Broker(keeps_order=True, missing={"gone"})
+    destination = Destination("broker", broker, timeout=1.0)
+    first = Message("1", "gone", "k", b"1", {}, "k")
+    destination.publish([first], 1.0)
+    broker.missing.clear()
+    batch = [first, Message("2", "here", "k", b"2", {}, "k"), Message("3", "here", "l", b"3", {}, "l")]
+    waits, held, passed = destination.publish(batch, 1.0)
+    assert isinstance(waits, Retry)
+    assert (waits.topic, waits.fault, waits.counted) == ("gone", None, False)
+    assert (held, passed) == (HELD, DELIVERED)
+    assert broker.delivered() == ["3"]
+
+    wait_for(lambda: destination.publish(batch[:1], 1.0) == [DELIVERED], what="the probe")
+    assert destination.topics == {}
+    assert destination.publish(batch[1:2], 1.0) == [DELIVERED]

@@ -107,7 +107,7 @@ def test_each_refusal_has_its_reason_and_the_others_go_on(place: JeapPlace, rig:
         place.send("y" * 2_000_000, key=b"k", topic=rig.topic)
         place.send("missing", key=b"k", topic=f"{rig.topic}.missing")
         place.send("impossible", key=b"k", topic="no topic at all")
-        place.send("secret", key=b"k", topic=secret)
+        place.send("secret", key=b"s", topic=secret)
         place.send("secret too", topic=secret)
         place.send("last", key=b"k", topic=rig.topic)
         place.send("other", key=b"other", topic=rig.topic)

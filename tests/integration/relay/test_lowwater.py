@@ -15,6 +15,7 @@ from outspark.contracts.openoutbox import table as openoutbox
 from outspark.metrics import Tally
 from outspark.relay import lowwater
 from outspark.relay.connection import Connection, connect
+from outspark.relay.keys import Block
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.note import Mark
 from outspark.relay.source import Source
@@ -194,7 +195,7 @@ def test_what_waits_for_a_destination_is_not_swept(
     monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     if waits:
-        drain.source.keys.wait_for_destination("bus", "of another", "t")
+        drain.source.keys.wait_for(Block("bus"), "of another", "t", "1")
     fill(lane, 100)
     drain.look_until_marked()
     for _ in range(3):
@@ -262,7 +263,7 @@ def test_a_key_set_free_ends_the_mark(lane: Connection, database: Database) -> N
     drain = Drain(lane, database.url)
     fill(lane, 60)
     drain.look_until_marked()
-    drain.source.keys.destination_is_back("bus")
+    drain.source.keys.lift(Block("bus"))
     drain.look()
     assert not drain.has_mark()
 

@@ -19,8 +19,8 @@ from tests.integration.relay.place import Place, close_place, open_place
 from tests.integration.relay.test_ownership import OwnerOfSlots
 from tests.waiting import wait_for
 
-WAITING = Waiting(reason="away", probe_in=1.0, pause=2.0, keys=["k"], types=[])
-NOTE = Note(instance="one", slots=[0, 1], waiting={"bus": WAITING})
+WAITING = Waiting(destination="bus", since=0.0, reason="away", probe_in=1.0, pause=2.0, keys=["k"], types=[])
+NOTE = Note(instance="one", slots=[0, 1], waiting=[WAITING])
 PAUSE = 1.0
 """Seconds between two probes."""
 
