@@ -34,6 +34,8 @@ HELD_TOTAL: Final = "outspark.events.held.total"
 ADOPTED_TOTAL: Final = "outspark.events.adopted.total"
 REAPED_TOTAL: Final = "outspark.events.reaped.total"
 BREAKER_OPEN: Final = "outspark.breaker.open"
+TOPIC_CLOSED: Final = "outspark.topic.closed"
+TYPE_PAUSED: Final = "outspark.type.paused"
 LANE_RESTARTS_TOTAL: Final = "outspark.lane.restarts.total"
 DOORBELL_RINGS_TOTAL: Final = "outspark.doorbell.rings.total"
 JEAP_POST_TOTAL: Final = "outbox_messages_post_total"
@@ -121,6 +123,15 @@ METRICS: Final[dict[str, Metric]] = {
         _counter(ADOPTED_TOTAL, "Claims taken over from an owner that died.", "source"),
         _counter(REAPED_TOTAL, "Claims given back because their lease ran out.", "source"),
         _gauge(BREAKER_OPEN, "1 while a destination is taken to be down, else 0.", "destination"),
+        _gauge(
+            TOPIC_CLOSED,
+            "1 while events wait for a topic that is missing, forbidden or full, else 0.",
+            "destination",
+            "topic",
+        ),
+        _gauge(
+            TYPE_PAUSED, "1 while a type of events is paused because too many of it died.", "source", "type"
+        ),
         _counter(LANE_RESTARTS_TOTAL, "Shifts that failed and were started again."),
         _counter(DOORBELL_RINGS_TOTAL, "Times a sleeping lane was woken by the doorbell.", "source"),
         _counter(

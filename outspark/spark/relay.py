@@ -14,6 +14,7 @@ from outspark.relay.shedlock import holder
 from outspark.relay.spec import share_out
 from outspark.settings import Settings
 from outspark.spark.app import LanesApp
+from outspark.spark.closed import Closed
 from outspark.spark.monitor import Monitor, as_json
 
 
@@ -26,6 +27,7 @@ class RelayApp(LanesApp):
         self.monitor = Monitor(settings, instance, specs[0].channel)
         self._open_breakers: dict[int, dict[str, str]] = {}
         """Lane -> destinations that were down for it when its last shift ended, and why."""
+        self.closed = Closed()
         super().__init__(settings, instance, specs)
 
     @property
@@ -34,7 +36,7 @@ class RelayApp(LanesApp):
         return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
 
     def ready(self) -> list[str]:
-        return self.monitor.problems()
+        return [*self.monitor.problems(), *self.closed.problems()]
 
     def drained(self) -> bool:
         return self.monitor.drained()
@@ -47,6 +49,7 @@ class RelayApp(LanesApp):
                 name: {"open": name in self.breakers, "reason": self.breakers.get(name, "")}
                 for name in self.settings.destinations
             },
+            "closed": self.closed.stats(),
             "delivered": int(self.tally.value(metrics.EVENTS_TOTAL, status="delivered")),
         }
 
@@ -59,6 +62,7 @@ class RelayApp(LanesApp):
     def _gauge(self) -> None:
         for name in self.settings.destinations:
             self.tally.set(metrics.BREAKER_OPEN, float(name in self.breakers), destination=name)
+        self.closed.gauge(self.tally)
         self.monitor.gauge(self.tally)
 
     def _beside(self) -> Mapping[str, Callable[[threading.Event], None]]:
@@ -77,3 +81,4 @@ class RelayApp(LanesApp):
     def _take_report(self, report: dict[str, Any]) -> None:
         super()._take_report(report)
         self._open_breakers[report["lane"]] = dict(report["breakers"])
+        self.closed.take(report["lane"], report["closed"])
