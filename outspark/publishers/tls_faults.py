@@ -37,27 +37,27 @@ _REASONS = {
     "WRONG_VERSION_NUMBER": NOT_OFFERED,
     "HTTP_REQUEST": NOT_OFFERED,
 }
-_IN_TEXT = re.compile(r"\[SSL: (\w+)\]")
+_SOURCE_LINE = re.compile(r"\.? \(_ssl\.c:\d+\)")
 
 
 def tls_fault(error: BaseException) -> str | None:
     """What went wrong with TLS, where that is the cause of this error; OpenSSL's own words come after ours."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            said = cause.verify_message.strip().rstrip(".")
             ours = _VERIFY_CODES.get(cause.verify_code, "the server's certificate is not trusted")
-            return f"TLS: {ours} ({said})"
+            return f"TLS: {ours} ({_said(cause)})"
         if isinstance(cause, ssl.SSLError) and (reason := _reason(cause)):
-            return f"TLS: {reason}"
+            return f"TLS: {reason} ({_said(cause)})"
     return None
 
 
 def _reason(error: ssl.SSLError) -> str | None:
-    # The attribute is missing where asyncio made the error out of another.
-    found = _IN_TEXT.search(str(error))
-    reason = getattr(error, "reason", None) or (found[1] if found else "")
-    ours = next((words for part, words in _REASONS.items() if part in reason), None)
-    return f"{ours} ({reason})" if ours else None
+    return next((words for part, words in _REASONS.items() if part in (error.reason or "")), None)
+
+
+def _said(error: ssl.SSLError) -> str:
+    """OpenSSL's own words, without the line of Python's source that they came by."""
+    return _SOURCE_LINE.sub("", str(error.args[-1]))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

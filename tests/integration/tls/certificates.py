@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 NAME = "localhost"
 """The host name that servers have a certificate for."""
 WRONG_NAME = "127.0.0.1"
-"""The same machine, by a name that no certificate has."""
+"""The same machine, by a name that the certificate `server` does not have."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Certificates:
     wrong_ca: Path
     server: Pair
     expired: Pair
-    """A server's, for the right name, that ended yesterday."""
+    """A server's, for both names, that ended yesterday."""
     client: Pair
     stranger: Pair
     """A client's that `wrong_ca` signed."""
@@ -47,7 +47,7 @@ def make(folder: Path) -> Certificates:
     ca.cert_pem.write_to_path(folder / "ca.pem")
     wrong_ca.cert_pem.write_to_path(folder / "wrong_ca.pem")
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    ended = ca.issue_cert(NAME, not_before=yesterday - timedelta(days=1), not_after=yesterday)
+    ended = ca.issue_cert(NAME, WRONG_NAME, not_before=yesterday - timedelta(days=1), not_after=yesterday)
     return Certificates(
         ca=folder / "ca.pem",
         wrong_ca=folder / "wrong_ca.pem",
