@@ -55,6 +55,8 @@ class HttpPublisher:
         self._name = name
         self._options = read_options(HttpOptions, name, settings.options)
         self._endpoint = _endpoint(name, settings.url)
+        if self._endpoint.scheme == "http" and (self._options.ca_file or self._options.cert_file):
+            raise SettingsError(f"destinations.{name}.options: ca_file and cert_file need an https:// URL")
         self._encoder = self._make_encoder(settings.max_payload)
         self._publish_timeout = settings.publish_timeout.total_seconds()
         self._secrets = _secrets(self._options, self._endpoint)
@@ -130,8 +132,7 @@ class HttpPublisher:
 
 
 async def _connect_once(server: Server, timeout: float) -> None:
-    stream = await server.connect(timeout)
-    await stream.aclose()
+    await server.require_welcome(timeout)
 
 
 def _secrets(options: HttpOptions, endpoint: Endpoint) -> list[str]:

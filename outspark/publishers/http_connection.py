@@ -18,10 +18,14 @@ from outspark.errors import DestinationDown, DestinationError
 from outspark.publishers.http_endpoint import Endpoint
 from outspark.publishers.http_guard import resolve
 from outspark.publishers.http_wire import Answer, Post
+from outspark.publishers.tls_faults import tls_fault
 
 # Below the five seconds after which common servers close an idle connection: we rarely send into a closing one.
 _IDLE = 4.0
 _KEPT_OF_BODY = 1000
+# How long a server may take to refuse our certificate, when the handshake is through on our side.
+_VERDICT = 0.25
+_HUNG_UP = "the server hung up right after the TLS handshake; does it ask for a client certificate, or for another one?"
 
 
 class Lost(Exception):
@@ -47,9 +51,27 @@ class Server:
         except TimeoutError:
             raise DestinationDown(f"no connection within {timeout:.3g} s") from None
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
-            root = _root(error)
-            kind = DestinationError if isinstance(root, ssl.SSLCertVerificationError) else DestinationDown
-            raise kind(_reason(root)) from None
+            if fault := tls_fault(error):
+                raise DestinationError(fault) from None
+            raise DestinationDown(_reason(_root(error))) from None
+
+    async def require_welcome(self, timeout: float) -> None:
+        """The same as `connect`, over a connection of its own, and also when the server refuses our certificate.
+
+        With TLS 1.3 it says so only when we take the connection for established.
+        """
+        stream = await self.connect(timeout)
+        try:
+            if self.tls is not None and not await stream.read(1, _VERDICT):
+                raise DestinationDown(_HUNG_UP)
+        except httpcore.TimeoutException:
+            pass  # it waits for a request
+        except (httpcore.NetworkError, ssl.SSLError) as error:
+            if fault := tls_fault(error):
+                raise DestinationError(fault) from None
+            raise DestinationDown(_HUNG_UP) from None
+        finally:
+            await stream.aclose()
 
 
 class Link:
@@ -78,7 +100,8 @@ class Link:
         try:
             async with asyncio.timeout(timeout):
                 return await _ask(connection, self._request(post))
-        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
+            # The engine lets an alert of the server's through as it came.
             raise Lost(_reason(error)) from None
         finally:
             if not connection.is_available():

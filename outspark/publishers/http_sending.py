@@ -31,6 +31,7 @@ class Sender:
         request_timeout: float,
         describe: Callable[[str], str],
     ) -> None:
+        self._server = server
         self._encoder = encoder
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
@@ -73,7 +74,7 @@ class Sender:
                 return await self._post(link, post, deadline)
             except Lost as lost:
                 loss = str(lost)
-        await link.ready(min(self._connect_timeout, _left(deadline)))
+        await self._server.require_welcome(min(self._connect_timeout, _left(deadline)))
         return Retry(self._describe(f"the connection was lost before an answer: {loss}"))
 
     async def _post(self, link: Link, post: Post, deadline: float) -> Outcome:

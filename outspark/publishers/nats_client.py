@@ -13,6 +13,8 @@ from nats.aio.client import Client
 from nats.js.errors import APIError
 
 from outspark.errors import DestinationDown, DestinationError
+from outspark.publishers.nats_tls import TlsNotOffered
+from outspark.publishers.tls_faults import tls_fault
 
 ERRORS: Final = (nats.errors.Error, APIError, OSError, TimeoutError)
 CLOSE_TIMEOUT: Final = 1.0
@@ -65,8 +67,10 @@ async def connect(client: Client, options: Mapping[str, Any], timeout: float, **
 
 def sorted_error(error: Exception) -> DestinationError:
     """DestinationDown unless the server refused us."""
+    if fault := tls_fault(error):
+        return DestinationError(fault)
     said = text(error)
-    if isinstance(error, ssl.SSLError) or any(word in said.lower() for word in _REFUSED):
+    if isinstance(error, ssl.SSLError | TlsNotOffered) or any(word in said.lower() for word in _REFUSED):
         return DestinationError(said)
     return DestinationDown(said)
 

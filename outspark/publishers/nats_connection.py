@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
@@ -28,6 +27,7 @@ from outspark.publishers.nats_client import (
     violation,
     whole,
 )
+from outspark.publishers.nats_tls import TlsClient
 from outspark.publishers.nats_wire import NO_STREAM, Wire, outcome
 
 # The server works on the first messages while we encode the next ones.
@@ -61,7 +61,7 @@ class Connection:
     """Opened on construction; DestinationDown or DestinationError when that does not work."""
 
     def __init__(self, options: Mapping[str, Any], timeout: float) -> None:
-        self._client = Client()
+        self._client = TlsClient()
         self._jetstream = self._client.jetstream(timeout=timeout)
         self._inbox = ""
         self._next = 0

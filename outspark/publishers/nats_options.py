@@ -14,6 +14,8 @@ from outspark.errors import DestinationError
 from outspark.publishers.options import hide, tls_context
 from outspark.settings.model import Duration, Model
 
+_TLS_SCHEMES = ("tls", "wss")
+
 
 class NatsLogin(Model):
     """Options of whatever connects to NATS."""
@@ -59,8 +61,10 @@ class NatsAddress:
         return f"NATS at {where}: {hide(self._secrets(), str(error) or 'timed out')}"
 
     def _tls(self) -> ssl.SSLContext | None:
+        """For all servers once it is wanted for one: they have the same password and the same events."""
         login = self._login
-        if login.ca_file is None and login.cert_file is None:
+        wanted = any(urlsplit(server).scheme in _TLS_SCHEMES for server in self._servers)
+        if not wanted and login.ca_file is None and login.cert_file is None:
             return None
         return tls_context(login.ca_file, login.cert_file, login.key_file)
 

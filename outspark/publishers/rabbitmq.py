@@ -16,6 +16,7 @@ from outspark.outcome import Dead, Outcome, Retry
 from outspark.publishers.options import hide, read_options, tls_context
 from outspark.publishers.rabbitmq_connection import Connection
 from outspark.publishers.rabbitmq_wire import Encoder, Wire
+from outspark.publishers.tls_probe import tls_verdict
 from outspark.settings import DestinationSettings
 from outspark.settings.model import Duration, Model
 
@@ -107,10 +108,22 @@ class RabbitMQPublisher:
         tls, share = self._tls(), timeout / len(self._servers)
         for server in self._servers[:-1]:
             try:
-                return Connection(server, tls, self._options.exchange, share)
+                return self._open(server, tls, share)
             except (DestinationDown, TimeoutError):
                 continue
-        return Connection(self._servers[-1], tls, self._options.exchange, share)
+        return self._open(self._servers[-1], tls, share)
+
+    def _open(self, server: URL, tls: ssl.SSLContext | None, timeout: float) -> Connection:
+        try:
+            return Connection(server, tls, self._options.exchange, timeout)
+        except DestinationDown as down:
+            if server.scheme != "amqps" or isinstance(down.__cause__, TimeoutError) or not server.host:
+                raise
+            context = tls or tls_context(None, None, None)
+            fault = tls_verdict(server.host, server.port or _PORTS["amqps"], context)
+            if fault is None:
+                raise
+            raise DestinationError(fault) from down
 
     def _server(self, text: str) -> URL:
         try:

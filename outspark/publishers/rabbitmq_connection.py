@@ -21,6 +21,7 @@ from outspark.outcome import Outcome, Retry
 from outspark.publishers.loop_thread import LoopThread
 from outspark.publishers.rabbitmq_batch import Batch
 from outspark.publishers.rabbitmq_wire import CHANNEL, Wire, forbidden_topic, over_limit, too_large_over
+from outspark.publishers.tls_faults import tls_fault
 
 _THREAD = "outspark-rabbitmq"
 _CLOSE_TIMEOUT = 1.0
@@ -208,6 +209,8 @@ class Connection:
                 f"the virtual host {self._client.vhost!r} cannot be used: it is not there, "
                 "this user may not use it, or it has all the connections it takes"
             )
+        if fault := tls_fault(error):
+            return DestinationError(fault)
         refused = isinstance(error, _REFUSALS) or isinstance(error.__cause__, ssl.SSLError)
         return (DestinationError if refused else DestinationDown)(_text(error))
 

@@ -134,7 +134,10 @@ def _server(name: str, url: str, options: RedisOptions) -> dict[str, Any]:
         server["username"] = options.username
     if options.password is not None:
         server["password"] = options.password.get_secret_value()
-    if server.get("connection_class") is SSLConnection:
+    secure = server.get("connection_class") is SSLConnection
+    if not secure and (options.ca_file or options.cert_file):
+        raise SettingsError(f"destinations.{name}.options: ca_file and cert_file need a rediss:// URL")
+    if secure:
         server |= {
             "ssl_ca_certs": options.ca_file,
             "ssl_certfile": options.cert_file,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from redis.connection import AbstractConnection, Connection
+from redis.connection import AbstractConnection, Connection, SSLConnection
 from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
@@ -22,10 +22,14 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from outspark.errors import DestinationDown, DestinationError
 from outspark.outcome import Retry
+from outspark.publishers.options import tls_context
 from outspark.publishers.redis_wire import MAX_VALUE, code_of, outcome, refuses_xadd
+from outspark.publishers.tls_faults import tls_fault
+from outspark.publishers.tls_probe import tls_verdict
 
 # Writes nothing, since the stream does not exist, but is refused like any XADD when Redis takes no writes.
 _PROBE = ("XADD", "outspark:check", "NOMKSTREAM", "*", "check", "1")
@@ -52,10 +56,14 @@ class Node:
         with self._sorting_errors():
             try:
                 self._connection.connect()
-            except AuthenticationWrongNumberOfArgsError:
+            except (AuthenticationError, AuthenticationWrongNumberOfArgsError):
                 raise
             except ResponseError as error:  # no such database, or not for this user
                 raise DestinationError(str(error)) from error
+            except (RedisError, OSError) as error:
+                if fault := tls_fault(error) or _tls_verdict(options, error):
+                    raise DestinationError(fault) from error
+                raise
             # What the kernel has not sent yet when we give up must not reach Redis behind our back.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_ON_CLOSE)
             self._introduce(name, deadline)
@@ -147,8 +155,7 @@ class Node:
             raise
         except (RedisError, OSError) as error:
             self.close()
-            kind = DestinationError if "CERTIFICATE" in str(error) else DestinationDown
-            raise kind(str(error) or "timed out") from error
+            raise DestinationDown(str(error) or "timed out") from error
 
 
 def _connection(options: Mapping[str, Any], timeout: float) -> Any:
@@ -156,6 +163,18 @@ def _connection(options: Mapping[str, Any], timeout: float) -> Any:
     given = {key: value for key, value in options.items() if key != "connection_class"}
     # RESP2 has no messages out of turn, and every Redis that knows streams speaks it.
     return kind(**given, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout)
+
+
+def _tls_verdict(options: Mapping[str, Any], error: Exception) -> str | None:
+    """Why a connection broke at once that got as far as to a handshake."""
+    if options.get("connection_class") is not SSLConnection:
+        return None
+    if isinstance(error, RedisTimeout):
+        # It may hang as well, so this may pass.
+        raise DestinationDown(f"{error} over TLS; does it offer TLS on this port?") from error
+    context = tls_context(options["ssl_ca_certs"], options["ssl_certfile"], options["ssl_keyfile"])
+    context.check_hostname = options["ssl_check_hostname"]
+    return tls_verdict(options["host"], options.get("port", 6379), context)
 
 
 def _left(deadline: float) -> float:

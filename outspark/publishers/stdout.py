@@ -75,7 +75,7 @@ class StdoutPublisher:
         if self._file is None:
             # Without O_NONBLOCK, opening a FIFO that nobody reads would block for ever.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-            self._file = os.open(self._path, flags, 0o644)
+            self._file = os.open(self._path, flags, 0o600)  # events are nobody else's business
             os.set_blocking(self._file, True)
         return self._file
 

@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
@@ -23,6 +22,7 @@ from outspark.errors import DestinationDown, FeedFailed, OutsparkError, Settings
 from outspark.inbox.feeds.nats_consumer import Durable, Wanted, ensure, find_stream, look_up
 from outspark.publishers.loop_thread import LoopThread
 from outspark.publishers.nats_client import CLOSE_TIMEOUT, ERRORS, Faults, connect, sorted_error, text, whole
+from outspark.publishers.nats_tls import TlsClient
 
 ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 
@@ -49,7 +49,7 @@ class Raw(NamedTuple):
     headers: bytes | None
 
 
-class _Client(Client):
+class _Client(TlsClient):
     """Keeps messages of one subscription as they came.
 
     The client's own way would replace header bytes that are no UTF-8, and would take a message that happens to have a
@@ -157,11 +157,11 @@ class Pull:
     def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         try:
             return self._thread.run(work, timeout)
-        except ValueError as error:
-            raise SettingsError(f"feed: {text(error)}") from error
-        except ERRORS as error:
+        except ERRORS as error:  # first, because an error of a certificate is a ValueError, too
             self._given_up = True
             raise self._sorted(error) from error
+        except ValueError as error:
+            raise SettingsError(f"feed: {text(error)}") from error
 
     def _sorted(self, error: Exception) -> Exception:
         if self._faults.forbidden("publish", "$JS."):

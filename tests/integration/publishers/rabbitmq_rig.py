@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,7 +128,7 @@ def _received(message: AbstractIncomingMessage) -> Received:
     return Received(message.message_id or "", message.routing_key or "", key, message.body, headers)
 
 
-def write_definitions(path: Path) -> dict[str, str]:
+def write_definitions(path: Path, passwords: Mapping[str, str] | None = None) -> dict[str, str]:
     """Users besides guest, as an option of the server.
 
     `relay` may do all; `reader` may write to no exchange; `clerk` may write to any, but in `amq.topic` only to
@@ -141,12 +141,12 @@ def write_definitions(path: Path) -> dict[str, str]:
         "reader": {**everything, "write": "^$"},
         "clerk": {**everything, "write": r"^amq\.topic$"},
     }
-    passwords = dict.fromkeys(rights, SECRET) | {"guest": "guest"}
+    given = {**dict.fromkeys(rights, SECRET), "guest": "guest", **(passwords or {})}
     definitions = {
         "vhosts": [{"name": "/"}],
         "users": [
             {"name": name, "password_hash": _hash(password), "tags": "administrator"}
-            for name, password in passwords.items()
+            for name, password in given.items()
         ],
         "permissions": [{"user": name, "vhost": "/", **allowed} for name, allowed in rights.items()],
         "topic_permissions": [

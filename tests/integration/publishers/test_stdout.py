@@ -94,6 +94,22 @@ def test_writes_to_the_stdout_of_its_process() -> None:
     assert [line.id for line in parse(writer.stdout)] == [f"a-{number}" for number in range(200)]
 
 
+def test_only_its_owner_may_read_a_file_that_it_makes(rig: FileRig, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        assert_all_delivered(rig.open().publish([message(rig)], TIMEOUT), 1)
+    finally:
+        os.umask(before)
+    assert oct((tmp_path / "out.jsonl").stat().st_mode & 0o777) == oct(0o600)
+
+
+def test_a_file_that_is_there_keeps_its_rights(rig: FileRig, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").touch()
+    (tmp_path / "out.jsonl").chmod(0o640)
+    assert_all_delivered(rig.open().publish([message(rig)], TIMEOUT), 1)
+    assert oct((tmp_path / "out.jsonl").stat().st_mode & 0o777) == oct(0o640)
+
+
 def test_a_reader_that_is_gone_costs_no_attempt(rig: FileRig, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

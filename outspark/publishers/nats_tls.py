@@ -1,0 +1,58 @@
+"""A client of NATS that says nothing to a server in the clear when TLS is wanted.
+
+In NATS the server's greeting decides on TLS, and it comes in the clear: whoever stands in between can leave TLS out of
+it. The client itself then goes on without, so this one looks before it sends its first word, which has the password.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from outspark.publishers.tls_faults import NOT_OFFERED
+
+
+class TlsNotOffered(nats.errors.Error):
+    def __str__(self) -> str:
+        return f"TLS: {NOT_OFFERED}, and tls://, ca_file or cert_file asks for it; nothing was sent to it"
+
+
+class TlsClient(Client):
+    """TLS is wanted where `connect` is given a context for it."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # A server that leaves the choice to its clients says so in a word that the client itself does not know.
+        if initial_connection and self._tls_wanted and info.get("tls_available"):
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except OSError as error:
+            # With TLS 1.3 a server looks at our certificate after we take it for agreed, and its refusal is a reset.
+            reader = getattr(self._transport, "_io_reader", None)
+            refusal = None if reader is None else reader.exception()
+            if isinstance(refusal, ssl.SSLError):
+                raise refusal from error
+            raise
+
+    def _connect_command(self) -> bytes:
+        """Called for the first word to the server, when TLS has been agreed on if it ever is."""
+        if self._tls_wanted and not self._encrypted:
+            raise TlsNotOffered
+        return super()._connect_command()
+
+    @property
+    def _tls_wanted(self) -> bool:
+        return self.options.get("tls") is not None
+
+    @property
+    def _encrypted(self) -> bool:
+        if self._current_server is not None and self._current_server.uri.scheme == "wss":
+            return True  # from its first byte
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.get_extra_info("ssl_object") is not None
