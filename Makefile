@@ -9,7 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 # What tests, bench and demo start from Debian's packages; all else comes from wheels.
-SERVERS := redis-server rabbitmq-server amqp-tools
+SERVERS := redis-server rabbitmq-server amqp-tools postgresql-15
 SERVERS_redis := redis-server
 SERVERS_rabbitmq := rabbitmq-server
 # New enough, and able to make a virtual environment (Debian splits that off).

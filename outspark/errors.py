@@ -10,6 +10,7 @@ OutsparkError
 ├── SlotsTableMissing      `outspark_slots` is not there and may not be created
 ├── DeliveriesTableMissing `outspark_deliveries` is not there, and a route has several destinations
 ├── PoolerDetected         a transaction pooler stands between the relay and PostgreSQL
+├── ServerTooOld           PostgreSQL is older than what is supported
 ├── PartitionMissing       a partitioned table has no partition for what happens now
 ├── HandlerInvalid         a handler cannot be called with what an inbox has to give
 ├── FeedFailed             a broker that messages are taken from does not answer, or refuses
@@ -94,6 +95,17 @@ class PoolerDetected(OutsparkError):
             "a transaction pooler stands between the relay and PostgreSQL, and slot ownership needs a session "
             "of its own. Connect the relay to PostgreSQL directly (or to a session pool); services may keep "
             "using the pooler"
+        )
+
+
+class ServerTooOld(OutsparkError):
+    def __init__(self, version: str, oldest: int) -> None:
+        super().__init__(version, oldest)
+
+    def __str__(self) -> str:
+        version, oldest = self.args
+        return (
+            f"the database is PostgreSQL {version}, and Outspark needs {oldest} or later: upgrade the server"
         )
 
 

@@ -13,7 +13,8 @@ from psycopg import sql
 from outspark.embedded.nats import Nats
 from outspark.embedded.postgres import Postgres
 from tests.databases import Database
-from tests.parts import missing
+from tests.parts import OLDEST_PROGRAMS, missing
+from tests.servers import Servers, kinds
 
 # No test loses power, so nothing here needs fsync; a crash of the server alone is survived without it.
 _OPTIONS = {"max_connections": "300", "fsync": "off"}
@@ -51,11 +52,24 @@ def _skip_or_fail(reason: str) -> None:
     pytest.skip(reason)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres_server" in metafunc.fixturenames:
+        metafunc.parametrize("postgres_server", kinds(metafunc), indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Postgres]:
+def postgres_servers() -> Iterator[Servers]:
+    """Those that tests asked for, each started once and kept: files take turns between them."""
+    with Servers(
+        {None: Postgres(options=_OPTIONS), 15: Postgres(options=_OPTIONS, programs=OLDEST_PROGRAMS)}
+    ) as all:
+        yield all
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest, postgres_servers: Servers) -> Postgres:
     """Shared by all tests of the session: do not stop it, start your own `Postgres()` for that."""
-    with Postgres(options=_OPTIONS) as server:
-        yield server
+    return postgres_servers.started(request.param)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from shutil import which
 
 from outspark.embedded.java import java_home
@@ -14,6 +15,9 @@ from outspark.embedded.nats import program
 from outspark.embedded.rabbitmq import program as rabbitmq_program
 from outspark.embedded.redis import program as redis_program
 from outspark.errors import OutsparkError
+
+OLDEST_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
+"""The oldest PostgreSQL that is supported, as Debian's package brings it; the embedded one is newer."""
 
 
 def _nats() -> str | None:
@@ -31,6 +35,11 @@ def _rabbitmq() -> str | None:
 
 def _amqp_tools() -> str | None:
     return None if which("amqp-get") else "there is no amqp-get on this machine; run: apt install amqp-tools"
+
+
+def _postgres_15() -> str | None:
+    there = (OLDEST_PROGRAMS / "postgres").exists()
+    return None if there else "there is no PostgreSQL 15 on this machine; run: apt install postgresql-15"
 
 
 def _redis() -> str | None:
@@ -57,6 +66,7 @@ def _spark() -> str | None:
 PARTS: dict[str, Callable[[], str | None]] = {
     "kafka": _kafka,
     "nats": _nats,
+    "postgres-15": _postgres_15,
     "rabbitmq": _rabbitmq,
     "amqp-tools": _amqp_tools,
     "redis": _redis,

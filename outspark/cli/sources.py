@@ -15,6 +15,7 @@ from outspark import contracts
 from outspark.cli import options
 from outspark.cli.exits import DatabaseUnreachable
 from outspark.contracts.names import TableName, resolve
+from outspark.contracts.oldest import refuse_old
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
 from outspark.contracts.upkeep import Upkeep
@@ -141,4 +142,5 @@ def connect(
             f"{kind} {name!r}: the URL {redact(url)} is not understood: {error}"
         ) from error
     with conn:
+        refuse_old(conn)
         yield conn

@@ -24,12 +24,14 @@ LAST: Final = datetime.max.replace(tzinfo=UTC)
 READ = """\
 -- The partitions of a table with their bounds, and what time it is
 SELECT n.nspname AS schema, c.relname AS name, b.bound = 'DEFAULT' AS is_default,
-       substring(b.bound FROM $$FROM \\('([^']+)'\\)$$)::timestamptz AS first,
-       substring(b.bound FROM $$TO \\('([^']+)'\\)$$)::timestamptz AS last
+       CASE WHEN isfinite(b.first) THEN b.first END AS first, CASE WHEN isfinite(b.last) THEN b.last END AS last
 FROM pg_catalog.pg_inherits i
 JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bound) b
+CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bound) p
+CROSS JOIN LATERAL (SELECT p.bound,
+                           substring(p.bound FROM $$FROM \\('([^']+)'\\)$$)::timestamptz AS first,
+                           substring(p.bound FROM $$TO \\('([^']+)'\\)$$)::timestamptz AS last) b
 WHERE i.inhparent = to_regclass(%(name)s) AND c.relpartbound IS NOT NULL
 ORDER BY first NULLS FIRST"""
 

@@ -20,8 +20,9 @@ _READY_TIMEOUT = 30.0
 class Postgres(Server):
     """`with Postgres(options={"max_connections": "200"}) as server: psycopg.connect(server.url())`.
 
-    `options` are settings of postgresql.conf; fsync is on unless an option says otherwise. Anybody on this
-    machine may connect as superuser, so it is not for data that matter.
+    `options` are settings of postgresql.conf; fsync is on unless an option says otherwise. `programs` is a folder
+    with another server's `initdb` and `postgres`. Anybody on this machine may connect as superuser, so it is not for
+    data that matter.
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class Postgres(Server):
         *,
         port: int | None = None,
         options: Mapping[str, str] | None = None,
+        programs: Path | None = None,
     ) -> None:
         super().__init__(data_dir, port)
+        self._given = programs
         self._options = dict(options or {})
 
     def url(self, dbname: str = "postgres") -> str:
@@ -43,7 +46,7 @@ class Postgres(Server):
 
     def _prepare(self, folder: Path) -> None:
         self._account = pginstall.account()
-        self._programs = pginstall.programs(self._account)
+        self._programs = self._given or pginstall.programs(self._account)
         if (folder / "PG_VERSION").exists():
             return
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from outspark.contracts import arrays
+from outspark.contracts.oldest import refuse_old
 from outspark.errors import PoolerDetected
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -51,6 +52,7 @@ def connect(url: str, name: str) -> Connection:
         keepalives_count=3,
     )
     try:
+        refuse_old(conn)
         _refuse_pooler(conn)
         arrays.register(conn)
         settings = {**PLANNER, **SERVER_KEEPALIVES, **ZONE}

@@ -22,6 +22,7 @@ from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
+from outspark.contracts.times import readable, seconds_until
 from outspark.event import Event
 from outspark.metrics import JEAP_READY_QUERY, JEAP_TRANSMIT
 
@@ -40,7 +41,7 @@ _READY = """
   AND {not_blocked}"""
 
 # A driver's work goes by columns, so the ids of a trace come in one, and there is none for the order key.
-_EVENT = """e.id::text, e.topic, e.key, e.message, e.created, e.cluster_name, e.message_id,
+_EVENT = """e.id::text, e.topic, e.key, e.message, {created}, e.cluster_name, e.message_id,
   int8send(coalesce(e.trace_id_high, 0)) || int8send(nullif(e.trace_id, 0)) || int8send(nullif(e.span_id, 0)),
   {parent}, e.sampled, NULL::timestamptz"""
 
@@ -125,11 +126,10 @@ WHERE e.failed IS NOT NULL AND e.resend IS NOT TRUE AND {slot} = ANY(%(slots)s::
 
 _NEXT_DUE = """
 -- How long until the next message is ours because its sender has not sent it
-SELECT extract(epoch FROM (
+SELECT """ + seconds_until("""(
   SELECT e.schedule_after FROM {table} e
   WHERE e.schedule_after > now() AND e.send_immediately AND {unsent}
-  ORDER BY e.schedule_after LIMIT 1) - clock_timestamp())::float8
-"""
+  ORDER BY e.schedule_after LIMIT 1)""")
 
 
 def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
@@ -142,7 +142,9 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         "lazily": sql.SQL(LAZILY),
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
-        "event": sql.SQL(_EVENT).format(parent=sql.SQL(_PARENT[settings.jeap.trace])),
+        "event": sql.SQL(_EVENT).format(
+            parent=sql.SQL(_PARENT[settings.jeap.trace]), created=sql.SQL(readable("e.created"))
+        ),
         "slot": sql.SQL(_SLOT).format(order_key=ordered_by, count=sql.Literal(settings.slots)),
         "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),
         "attempts_table": attempts_table(table).identifier,

@@ -13,6 +13,7 @@ from psycopg import sql
 from outspark.contracts import attempts
 from outspark.contracts.jeap.table import UNSENT
 from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements, whole_number
+from outspark.contracts.times import readable
 from outspark.contracts.upkeep import DeadFilter, Gauge, Stats
 from outspark.metrics import JEAP_FAILED_COUNT, JEAP_READY_COUNT
 
@@ -22,10 +23,11 @@ SELECT w.pending, 0 AS backoff, w.scheduled, 0 AS delivering, f.dead,
   {delivered} AS delivered, %(exact)s::bool AS delivered_exact,
   clock_timestamp() - w.oldest AS oldest_age, clock_timestamp() - w.due AS due_age, NULL::interval AS oldest_lease
 FROM (
-  SELECT count(*) AS pending, count(*) FILTER (WHERE NOT ready) AS scheduled, min(created) AS oldest,
-         min(greatest(created, schedule_after)) FILTER (WHERE ready) AS due
+  SELECT count(*) AS pending, count(*) FILTER (WHERE NOT ready) AS scheduled,
+         min(created) FILTER (WHERE isfinite(created)) AS oldest,
+         min(since) FILTER (WHERE ready AND isfinite(since)) AS due
   FROM (
-    SELECT created, schedule_after,
+    SELECT created, greatest(created, schedule_after) AS since,
            coalesce(resend OR send_immediately IS NOT TRUE OR now() > schedule_after, false) AS ready
     FROM {table} WHERE ({unsent}) OR resend
   ) waiting
@@ -55,8 +57,8 @@ failed IS NOT NULL AND coalesce(resend, false) = %(requeued)s::bool
   AND (%(since)s::timestamptz IS NULL OR failed >= %(since)s::timestamptz)
   AND (%(before)s::timestamptz IS NULL OR failed < %(before)s::timestamptz)"""
 
-_DEAD_EVENT = """id::text, topic AS type, encode("key", 'escape') AS key, 0 AS attempts, fail_reason AS error,
-  created AS created_at, failed AS died_at, octet_length(message) AS payload_size,
+_DEAD_EVENT = f"""id::text, topic AS type, encode("key", 'escape') AS key, 0 AS attempts, fail_reason AS error,
+  {readable("created")} AS created_at, {readable("failed")} AS died_at, octet_length(message) AS payload_size,
   jsonb_strip_nulls(jsonb_build_object('message_id', message_id, 'message_idempotence_id', message_idempotence_id,
     'message_type_name', message_type_name, 'message_type_version', message_type_version,
     'cluster_name', cluster_name)) AS headers"""

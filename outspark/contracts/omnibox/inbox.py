@@ -23,6 +23,7 @@ from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName, resolve
+from outspark.contracts.times import readable, same, seconds_until
 
 KEY_HEADER: Final = "partition_key"
 """The table has no column for the key of a message, so it stands among the headers under this name."""
@@ -86,9 +87,9 @@ LOCK_ACCEPT = """
 SELECT pg_advisory_xact_lock(%(class)s::int, share), current_setting('transaction_isolation')
 FROM unnest(%(shares)s::int[]) AS share"""
 
-_EVENT = """e.id::text, e.created_at, e.event_type, e.message_id, e.consumer_group, e.source, e.payload::text,
-  e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id, e.schema_version, e.attempts_made,
-  e.max_attempts"""
+_EVENT = f"""e.id::text, {readable("e.created_at")}, e.event_type, e.message_id, e.consumer_group, e.source,
+  e.payload::text, e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id, e.schema_version,
+  e.attempts_made, e.max_attempts"""
 
 _KEY = "(e.headers ->> {key})"
 _SLOT = "mod(hashtextextended(coalesce({key}, e.id::text), 0) & 255, {count})::int"
@@ -98,14 +99,15 @@ _FREE = """
 e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.max_attempts
   AND e.scheduled_at <= now() AND e.consumer_group = %(group)s"""
 
-_NAMED = """e.id = o.id {same_time}"""
-# The time finds the partition.
+# The time finds the partition. Where it was read before, it may stand for one that Python cannot hold.
 _SAME_TIME = """AND e.created_at = o.created_at"""
+_TIME_READ = f"AND {same('e.created_at', 'o.created_at')}"
+_THIS = f"e.id = %(id)s::uuid AND {same('e.created_at', '%(created_at)s::timestamptz')}"
 
 _LOCK = """
 UPDATE {table} e
 SET locked_at = clock_timestamp(), locked_by = %(token)s, updated_at = clock_timestamp()
-FROM chosen o WHERE {named} AND {lazily}
+FROM chosen o WHERE e.id = o.id {same_time} AND {lazily}
 RETURNING {event}, o.position"""
 
 # What was tried before goes alone, so that an event that kills its worker takes no other with it.
@@ -128,7 +130,7 @@ CLAIM_HEAD = """
 -- Claim the head of a key, for which all later events of the key wait
 WITH chosen AS MATERIALIZED (
   SELECT e.id, e.created_at, 1 AS position FROM {table} e
-  WHERE {still_free} AND e.id = %(id)s::uuid AND e.created_at = %(created_at)s::timestamptz
+  WHERE {still_free} AND {this}
   FOR UPDATE SKIP LOCKED
 ){lock}"""
 
@@ -150,7 +152,7 @@ _UNORDERED = """
 # those that were unlocked: later ones of their key may have been in the same hands, and count as tried.
 HEADS = """
 -- Events that failed before or are being handled: each holds up its key; the first of a key last
-SELECT h.id::text, h.created_at, h.key, extract(epoch FROM h.scheduled_at - clock_timestamp())::float8
+SELECT h.id::text, {head_created_at}, h.key, {head_until_due}
 FROM (
   SELECT e.id, e.created_at, {key} AS key, e.scheduled_at FROM {table} e
   WHERE e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.max_attempts
@@ -165,8 +167,8 @@ ORDER BY h.id DESC"""
 
 STILL_WAITS = """
 -- Does this event still wait, and how long?
-SELECT extract(epoch FROM e.scheduled_at - clock_timestamp())::float8 FROM {table} e
-WHERE e.id = %(id)s::uuid AND e.created_at = %(created_at)s::timestamptz AND {still_pending}"""
+SELECT {until_due} FROM {table} e
+WHERE {this} AND {still_pending}"""
 
 _HELD = """e.status = 'pending' AND e.locked_by = %(token)s"""
 
@@ -201,7 +203,7 @@ FAIL_COMPLETED = """
 UPDATE {table} e
 SET status = 'failed', completed_at = NULL, last_error = left(%(error)s, 2000), updated_at = clock_timestamp(),
     attempts_made = e.max_attempts
-WHERE e.id = %(id)s::uuid AND e.created_at = %(created_at)s::timestamptz AND e.status = 'completed'
+WHERE {this} AND e.status = 'completed'
 RETURNING e.id::text, true"""
 
 HEARTBEAT = """
@@ -256,11 +258,11 @@ _RAN_OUT = "format('lock of %%s ran out', e.locked_by)"
 
 NEXT_DUE = """
 -- How long until the next event falls due
-SELECT extract(epoch FROM (
+SELECT """ + seconds_until("""(
   SELECT e.scheduled_at FROM {table} e
   WHERE e.status = 'pending' AND e.locked_at IS NULL AND e.attempts_made < e.max_attempts
     AND e.scheduled_at > now() AND e.consumer_group = %(group)s
-  ORDER BY e.scheduled_at LIMIT 1) - clock_timestamp())::float8"""
+  ORDER BY e.scheduled_at LIMIT 1)""")
 
 PARTITIONED = """
 -- Is this table split into partitions?
@@ -355,7 +357,11 @@ def work_statements(
         "unlocked": sql.Literal(UNLOCKED),
     }
     parts["same_time"] = sql.SQL(_SAME_TIME if partitioned else "")
-    parts["named"] = sql.SQL(_NAMED).format(**parts)
+    parts["named"] = sql.SQL(f"e.id = o.id {_TIME_READ if partitioned else ''}")
+    parts["this"] = sql.SQL(_THIS)
+    parts["head_created_at"] = sql.SQL(readable("h.created_at"))
+    parts["head_until_due"] = sql.SQL(seconds_until("h.scheduled_at"))
+    parts["until_due"] = sql.SQL(seconds_until("e.scheduled_at"))
     parts["lock"] = sql.SQL(_LOCK).format(**parts)
     parts["together"] = sql.SQL(_UNTRIED if slots is None else _BEFORE_TRIED)
     # Whoever owns a key waits for a row of it: passing over the first would let the second overtake it.

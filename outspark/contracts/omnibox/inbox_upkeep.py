@@ -13,6 +13,7 @@ from psycopg.rows import tuple_row
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import KEY_HEADER, UNLOCKED, work_statements
 from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements, uuid
+from outspark.contracts.times import mark, readable
 from outspark.contracts.upkeep import Reaped, require_reason
 
 _GROUP = "(%(group)s::text IS NULL OR consumer_group = %(group)s::text)"
@@ -26,10 +27,11 @@ SELECT w.pending, w.backoff, w.scheduled, l.delivering, d.dead,
 FROM (SELECT count(*) AS pending,
              count(*) FILTER (WHERE scheduled_at > now() AND attempts_made > 0) AS backoff,
              count(*) FILTER (WHERE scheduled_at > now() AND attempts_made = 0) AS scheduled,
-             clock_timestamp() - min(created_at) AS oldest_age,
-             clock_timestamp() - min(scheduled_at) FILTER (WHERE scheduled_at <= now()) AS due_age
+             clock_timestamp() - min(created_at) FILTER (WHERE isfinite(created_at)) AS oldest_age,
+             clock_timestamp() - min(scheduled_at)
+               FILTER (WHERE scheduled_at <= now() AND isfinite(scheduled_at)) AS due_age
       FROM {table} WHERE {free} AND {group}) w
-CROSS JOIN (SELECT count(*) AS delivering, min(locked_at) AS oldest
+CROSS JOIN (SELECT count(*) AS delivering, min(locked_at) FILTER (WHERE isfinite(locked_at)) AS oldest
             FROM {table} WHERE locked_at IS NOT NULL AND status = 'pending' AND {group}) l
 CROSS JOIN (SELECT count(*) AS dead FROM {table} WHERE status = 'failed' AND {group}) d"""
 
@@ -53,8 +55,9 @@ status = 'failed' AND NOT %(requeued)s::bool AND {group}
   AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s::timestamptz)
   AND (%(before)s::timestamptz IS NULL OR updated_at < %(before)s::timestamptz)"""
 
-_DEAD_EVENT = """id::text AS id, event_type AS type, headers ->> {key} AS key, attempts_made AS attempts,
-  last_error AS error, created_at, coalesce(updated_at, created_at) AS died_at, headers,
+_DEAD_EVENT = f"""id::text AS id, event_type AS type, headers ->> {{key}} AS key, attempts_made AS attempts,
+  last_error AS error, {readable("created_at")} AS created_at,
+  {readable("coalesce(updated_at, created_at)")} AS died_at, headers,
   octet_length(payload::text) AS payload_size"""
 
 SHOW_DEAD = """
@@ -100,7 +103,8 @@ COUNT_FINISHED = """
 -- How many events ended this way before that time
 SELECT count(*) FROM {table} WHERE {finished} AND {ended} < %(before)s AND {group}"""
 
-PRUNE = """
+PRUNE = (
+    """
 -- Delete the next batch of finished events, oldest first
 WITH old AS MATERIALIZED (
   SELECT id, created_at FROM {table}
@@ -110,7 +114,10 @@ WITH old AS MATERIALIZED (
   DELETE FROM {table} e USING old WHERE e.id = old.id AND e.created_at = old.created_at
   RETURNING e.{ended} AS ended
 )
-SELECT count(*), max(ended) FROM gone"""
+SELECT count(*), """
+    + mark("max(ended)")
+    + " FROM gone"
+)
 
 
 class InboxUpkeep(StatementUpkeep):

@@ -25,15 +25,16 @@ from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.check import Layout, look_at
 from outspark.contracts.slots import FENCE, slots_table
+from outspark.contracts.times import FIRST, LOW, readable, seconds_until
 from outspark.event import Event
 
 if TYPE_CHECKING:
     from outspark.settings import SourceSettings
 
 # jsonb has one way to write a value, whatever the service wrote; that text is what goes out.
-_EVENT = """e.id::text, e.event_type, e.partition_key, convert_to(e.payload::text, 'UTF8'), e.headers, e.attempts_made,
+_EVENT = f"""e.id::text, e.event_type, e.partition_key, convert_to(e.payload::text, 'UTF8'), e.headers, e.attempts_made,
   e.max_attempts, e.topic, e.aggregate_type, e.aggregate_id::text, e.schema_version, e.trace_id, e.correlation_id,
-  e.causation_id, e.created_at, e.locked_at"""
+  e.causation_id, {readable("e.created_at")}, e.locked_at"""
 
 _SLOT = """mod(hashtextextended(e.partition_key, 0) & 255, {count})::int"""
 
@@ -48,9 +49,9 @@ _DUE = """
 # So the first says where to enter the second; the scan of it is kept from being planned as that very walk. With our
 # own index both are one.
 _OLDEST = """(SELECT min(d.created_at) FROM (SELECT e.created_at FROM {table} e WHERE {due} OFFSET 0) d)"""
-_FROM_LOW = """%(low)s::timestamptz"""
-_FROM_OLDEST = """
-CASE WHEN %(low)s::timestamptz > '0001-01-02'::timestamptz THEN %(low)s::timestamptz ELSE {oldest} END"""
+_FROM_LOW = LOW
+_FROM_OLDEST = f"""
+CASE WHEN %(low)s::timestamptz > {FIRST} THEN %(low)s::timestamptz ELSE {{oldest}} END"""
 _FROM_ANYWHERE = """'-infinity'::timestamptz"""
 
 _LOCK = """SET locked_at = now(), locked_by = %(token)s, updated_at = now()"""
@@ -178,7 +179,7 @@ RETURNING e.id::text, e.status = 'failed' AS dead
 
 _WAITING = """
 -- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
-SELECT e.id::text, e.partition_key, extract(epoch FROM e.scheduled_at - clock_timestamp())::float8
+SELECT e.id::text, e.partition_key, {until_due}
 FROM {table} e
 WHERE {free} AND e.scheduled_at > now() AND (e.attempts_made > 0 OR e.last_error IS NOT NULL)
   AND {slot} = ANY(%(slots)s::int[])
@@ -191,11 +192,10 @@ SELECT DISTINCT e.partition_key FROM {table} e WHERE e.status = 'failed' AND {sl
 
 _NEXT_DUE = """
 -- How long until the next scheduled event falls due; events that failed before are waited for by name.
-SELECT extract(epoch FROM (
+SELECT """ + seconds_until("""(
   SELECT e.scheduled_at FROM {table} e
   WHERE {free} AND e.scheduled_at > now() AND e.attempts_made = 0 AND e.last_error IS NULL
-  ORDER BY e.scheduled_at LIMIT 1) - clock_timestamp())::float8
-"""
+  ORDER BY e.scheduled_at LIMIT 1)""")
 
 
 def lane_statements(
@@ -241,6 +241,7 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(settings.slots)),
         "leased": sql.SQL(_LEASED_ROW if marked else _UNLOCKED),
         "prefix": sql.Literal(TOKEN_PREFIX),
+        "until_due": sql.SQL(seconds_until("e.scheduled_at")),
         "not_blocked": not_blocked(sql.SQL("e.partition_key")),
         # The time finds the partition. In a table without, it might be found by time alone, which many rows may share.
         "same_row": sql.SQL(

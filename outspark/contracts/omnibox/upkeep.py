@@ -10,9 +10,11 @@ from typing import Any
 import psycopg
 
 from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements, uuid
+from outspark.contracts.times import mark, readable
 from outspark.contracts.upkeep import require_reason
 
-# One pass over each partial index; completed rows, by far the most, are only counted on demand.
+# One pass over each partial index; completed rows, by far the most, are only counted on demand. A time without end has
+# no age.
 STATS = """
 -- How much waits, how long, and in whose hands
 SELECT p.pending, p.backoff, p.scheduled, l.delivering, d.dead,
@@ -20,13 +22,13 @@ SELECT p.pending, p.backoff, p.scheduled, l.delivering, d.dead,
   clock_timestamp() - p.oldest AS oldest_age, clock_timestamp() - p.due AS due_age,
   clock_timestamp() - l.oldest AS oldest_lease
 FROM (
-  SELECT count(*) AS pending, min(created_at) AS oldest,
+  SELECT count(*) AS pending, min(created_at) FILTER (WHERE isfinite(created_at)) AS oldest,
          count(*) FILTER (WHERE scheduled_at > now() AND (attempts_made > 0 OR last_error IS NOT NULL)) AS backoff,
          count(*) FILTER (WHERE scheduled_at > now() AND attempts_made = 0 AND last_error IS NULL) AS scheduled,
-         min(scheduled_at) FILTER (WHERE scheduled_at <= now()) AS due
+         min(scheduled_at) FILTER (WHERE scheduled_at <= now() AND isfinite(scheduled_at)) AS due
   FROM {table} WHERE status = 'pending' AND locked_at IS NULL AND attempts_made < max_attempts
 ) p
-CROSS JOIN (SELECT count(*) AS delivering, min(locked_at) AS oldest
+CROSS JOIN (SELECT count(*) AS delivering, min(locked_at) FILTER (WHERE isfinite(locked_at)) AS oldest
             FROM {table} WHERE status = 'pending' AND locked_at IS NOT NULL) l
 CROSS JOIN (SELECT count(*) AS dead FROM {table} WHERE status = 'failed') d"""
 
@@ -49,9 +51,10 @@ status = 'failed' AND NOT %(requeued)s::bool
   AND (%(since)s::timestamptz IS NULL OR coalesce(updated_at, created_at) >= %(since)s::timestamptz)
   AND (%(before)s::timestamptz IS NULL OR coalesce(updated_at, created_at) < %(before)s::timestamptz)"""
 
-_DEAD_EVENT = """id::text, event_type AS type, partition_key AS key, attempts_made AS attempts, last_error AS error,
-  created_at, coalesce(updated_at, created_at) AS died_at, octet_length(payload::text) AS payload_size,
-  CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{{}}' END || jsonb_strip_nulls(jsonb_build_object(
+_DEAD_EVENT = f"""id::text, event_type AS type, partition_key AS key, attempts_made AS attempts, last_error AS error,
+  {readable("created_at")} AS created_at, {readable("coalesce(updated_at, created_at)")} AS died_at,
+  octet_length(payload::text) AS payload_size,
+  CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{{{{}}}}' END || jsonb_strip_nulls(jsonb_build_object(
     'topic', topic, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'schema_version', schema_version,
     'trace_id', trace_id, 'idempotency_key', idempotency_key, 'correlation_id', correlation_id,
     'causation_id', causation_id)) AS headers"""
@@ -97,7 +100,8 @@ COUNT_FINISHED = """
 SELECT count(*) FROM {table} WHERE {finished} AND {ended} < %(before)s"""
 
 # The array makes it a lookup by primary key; a join may be planned as a scan of the whole table.
-PRUNE = """
+PRUNE = (
+    """
 -- Delete the next batch of finished events, oldest first
 WITH gone AS (
   DELETE FROM {table} WHERE id = ANY(ARRAY(
@@ -107,7 +111,10 @@ WITH gone AS (
   )) AND {finished}
   RETURNING {ended} AS ended
 )
-SELECT count(*), max(ended) FROM gone"""
+SELECT count(*), """
+    + mark("max(ended)")
+    + " FROM gone"
+)
 
 # A time that does not change within the statement, and no function around the column: so the index is entered where
 # locks ran out, and not walked over all that were ever given.

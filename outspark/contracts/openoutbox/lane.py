@@ -21,20 +21,21 @@ from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
 from outspark.contracts.slots import FENCE, slots_table
+from outspark.contracts.times import LOW, readable, seconds_until
 from outspark.event import Event
 
 if TYPE_CHECKING:
     from outspark.settings import SourceSettings
 
 # Most events carry no headers, and no headers cost the driver nothing.
-_EVENT = """e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{}}'), e.attempts,
-  e.created_at, e.locked_at"""
+_EVENT = f"""e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{{{}}}}'), e.attempts,
+  {readable("e.created_at")}, e.locked_at"""
 
 # Events without a key have no order among themselves, so their id spreads them.
 _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
 
 _READY = """
-e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
+e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
   AND {slot} = ANY(%(slots)s::int[])
   AND {not_blocked}
   AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
@@ -55,7 +56,7 @@ _CLAIM_COMPETING = """
 -- Claim free events beside other relays: what somebody else is taking is passed over.
 WITH next AS MATERIALIZED (
   SELECT e.event_id FROM {table} e
-  WHERE e.status = 'PENDING' AND e.created_at >= %(low)s::timestamptz AND e.available_at <= now()
+  WHERE e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
     AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
   ORDER BY e.created_at, e.event_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
@@ -164,7 +165,7 @@ RETURNING e.event_id::text, e.status = 'DEAD' AS dead
 
 _WAITING = """
 -- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
-SELECT e.event_id::text, e.partition_key, extract(epoch FROM e.available_at - clock_timestamp())::float8
+SELECT e.event_id::text, e.partition_key, {until_due}
 FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts > 0
   AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
@@ -178,11 +179,10 @@ WHERE e.status = 'DEAD' AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots
 
 _NEXT_DUE = """
 -- How long until the next scheduled event falls due; the heads of keys in backoff are waited for by name.
-SELECT extract(epoch FROM (
+SELECT """ + seconds_until("""(
   SELECT e.available_at FROM {table} e
   WHERE e.status = 'PENDING' AND e.available_at > now() AND (e.attempts = 0 OR e.partition_key IS NULL)
-  ORDER BY e.available_at LIMIT 1) - clock_timestamp())::float8
-"""
+  ORDER BY e.available_at LIMIT 1)""")
 
 
 def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
@@ -197,6 +197,8 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         "fence": fence if owned else sql.SQL(_NO_FENCE),
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
         "prefix": sql.Literal(TOKEN_PREFIX),
+        "low": sql.SQL(LOW),
+        "until_due": sql.SQL(seconds_until("e.available_at")),
     }
     parts["not_blocked"] = not_blocked(sql.SQL("e.partition_key"))
     parts["ready"] = sql.SQL(_READY).format(**parts)

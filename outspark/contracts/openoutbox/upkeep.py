@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements
+from outspark.contracts.times import mark, readable
 
-# Each subquery reads one partial index; DELIVERED rows, by far the most, are only counted on demand.
+# Each subquery reads one partial index; DELIVERED rows, by far the most, are only counted on demand. A time without
+# end has no age.
 STATS = """
 -- How much waits, how long, and in whose hands
 SELECT p.pending, w.backoff, w.scheduled, l.delivering, d.dead,
   {delivered} AS delivered, %(exact)s::bool AS delivered_exact,
   clock_timestamp() - (SELECT created_at FROM {table} WHERE status = 'PENDING'
+                         AND created_at > '-infinity' AND created_at < 'infinity'
                        ORDER BY created_at LIMIT 1) AS oldest_age,
   clock_timestamp() - (SELECT available_at FROM {table} WHERE status = 'PENDING' AND available_at <= now()
+                         AND available_at > '-infinity'
                        ORDER BY available_at LIMIT 1) AS due_age,
   clock_timestamp() - l.oldest AS oldest_lease
 FROM (SELECT count(*) AS pending FROM {table} WHERE status = 'PENDING') p
 CROSS JOIN (SELECT count(*) FILTER (WHERE attempts > 0) AS backoff,
                    count(*) FILTER (WHERE attempts = 0) AS scheduled
             FROM {table} WHERE status = 'PENDING' AND available_at > now()) w
-CROSS JOIN (SELECT count(*) AS delivering, min(locked_at) AS oldest
+CROSS JOIN (SELECT count(*) AS delivering, min(locked_at) FILTER (WHERE isfinite(locked_at)) AS oldest
             FROM {table} WHERE status = 'DELIVERING') l
 CROSS JOIN (SELECT count(*) AS dead FROM {table} WHERE status = 'DEAD') d"""
 
@@ -38,8 +42,9 @@ status = 'DEAD' AND NOT %(requeued)s::bool
   AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s::timestamptz)
   AND (%(before)s::timestamptz IS NULL OR updated_at < %(before)s::timestamptz)"""
 
-_DEAD_EVENT = """event_id::text AS id, event_type AS type, partition_key AS key, attempts,
-  last_error AS error, created_at, updated_at AS died_at, headers, octet_length(payload) AS payload_size"""
+_DEAD_EVENT = f"""event_id::text AS id, event_type AS type, partition_key AS key, attempts,
+  last_error AS error, {readable("created_at")} AS created_at, {readable("updated_at")} AS died_at,
+  headers, octet_length(payload) AS payload_size"""
 
 SHOW_DEAD = """
 -- One dead event with its payload
@@ -71,7 +76,8 @@ COUNT_FINISHED = """
 SELECT count(*) FROM {table} WHERE {finished} AND {ended} < %(before)s"""
 
 # The array makes it a lookup by primary key; a join may be planned as a scan of the whole table.
-PRUNE = """
+PRUNE = (
+    """
 -- Delete the next batch of finished events, oldest first
 WITH gone AS (
   DELETE FROM {table} WHERE event_id = ANY(ARRAY(
@@ -82,7 +88,10 @@ WITH gone AS (
   ))
   RETURNING {ended} AS ended
 )
-SELECT count(*), max(ended) FROM gone"""
+SELECT count(*), """
+    + mark("max(ended)")
+    + " FROM gone"
+)
 
 # Times that do not change within the statement, and no function around the column: so the index is entered where
 # leases ran out, and not walked over all that were ever given.
