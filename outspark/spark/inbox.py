@@ -25,6 +25,7 @@ from outspark.settings import Settings
 from outspark.settings.inbox import InboxSettings
 from outspark.spark.app import LanesApp
 from outspark.spark.databases import Databases, line
+from outspark.spark.identity import Identities
 from outspark.spark.monitor import as_json
 
 log = logging.getLogger(__name__)
@@ -43,13 +44,14 @@ class InboxApp(LanesApp):
         self._inboxes = {name: settings.inboxes[name] for name in names}
         self._tasks = tasks
         self._databases = Databases(f"outspark {settings.relay.id} driver")
+        self._identities = Identities("inboxes")
         super().__init__(settings, instance, specs)
 
     def ready(self) -> list[str]:
         found = []
         for name, inbox in self._inboxes.items():
             try:
-                self._look(inbox)
+                self._look(name, inbox)
             except (psycopg.Error, OutsparkError) as error:
                 found.append(f"inbox {name}: {line(error)}")
             try:
@@ -74,14 +76,15 @@ class InboxApp(LanesApp):
             if "work" in self._tasks and inbox.app is not None:
                 load_router(inbox.app)
             try:
-                self._look(inbox)
+                self._look(name, inbox)
             except psycopg.OperationalError as error:
                 log.warning("database does not answer yet", extra={"inbox": name, "error": line(error)})
             self._check_feed(name, inbox, only_settings=True)
 
-    def _look(self, inbox: InboxSettings) -> None:
+    def _look(self, name: str, inbox: InboxSettings) -> None:
         with self._databases.use(inbox.url.get_secret_value()) as conn:
             table = resolve_inbox(conn, TableName.parse(inbox.table))
+            self._identities.claim(conn, name, table, inbox.group)
             refuse_errors(table, check.check_table(conn, table, inbox=True))
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:

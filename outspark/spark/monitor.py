@@ -23,6 +23,7 @@ from outspark.relay.connection import Connection
 from outspark.relay.shedlock import relay_lock
 from outspark.settings import Settings, SourceSettings
 from outspark.spark.databases import Databases, line
+from outspark.spark.identity import Identities
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Monitor:
     _databases: Databases = field(init=False)
     _publishers: dict[str, Publisher] = field(default_factory=dict)
     _well: set[str] = field(default_factory=set)
+    _identities: Identities = field(default_factory=lambda: Identities("sources"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -139,6 +141,7 @@ class Monitor:
 
     def _look_closely(self, name: str, source: SourceSettings, conn: Connection) -> None:
         table = resolve(conn, TableName.parse(source.table))
+        self._identities.claim(conn, name, table)
         findings = contracts.get(source.contract).check_table(conn, table)
         refuse_errors(table, findings)
         for finding in findings:

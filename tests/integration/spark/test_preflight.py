@@ -1,0 +1,80 @@
+"""What a start asks of the databases before there is any lane: which tables they are, and whether all is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from outspark.contracts.names import TableName
+from outspark.contracts.omnibox.table import kind
+from outspark.contracts.openoutbox.table import ddl
+from outspark.errors import SettingsError
+from outspark.settings import Settings
+from outspark.spark.inbox import InboxApp
+from outspark.spark.monitor import Monitor
+from tests.databases import Database
+
+
+@contextmanager
+def monitor(sources: dict[str, dict[str, Any]], **relay: Any) -> Iterator[Monitor]:
+    settings = Settings.model_validate(
+        {
+            "relay": {"id": "test", **relay},
+            "sources": sources,
+            "destinations": {"nowhere": {"type": "null"}},
+        }
+    )
+    looking = Monitor(settings, "one", "outspark_one")
+    try:
+        yield looking
+    finally:
+        looking.close()
+
+
+def elsewhere(url: str) -> str:
+    """The same database by another name of its host, which only the database itself can tell."""
+    assert "127.0.0.1" in url
+    return url.replace("127.0.0.1", "localhost")
+
+
+def test_two_spellings_of_one_table_are_refused(database: Database) -> None:
+    database.connect().execute(ddl().encode())
+    same = r"sources\.a and sources\.b are the same table public\.openoutbox_events of one database"
+    for other in {"url": database.url, "table": "public.openoutbox_events"}, {"url": elsewhere(database.url)}:
+        with monitor({"a": {"url": database.url}, "b": other}) as both:
+            with pytest.raises(SettingsError, match=same):
+                both.preflight()
+
+
+def test_two_tables_of_one_database_are_two_sources(database: Database) -> None:
+    conn = database.connect()
+    conn.execute(ddl().encode())
+    conn.execute("CREATE SCHEMA sales")
+    conn.execute(ddl(TableName("openoutbox_events", "sales")).encode())
+    other = {"url": elsewhere(database.url), "table": "sales.openoutbox_events"}
+    with monitor({"a": {"url": database.url}, "b": other}) as both:
+        both.preflight()
+        assert both.problems() == []
+
+
+def test_one_group_of_an_inbox_by_two_names_is_refused(database: Database) -> None:
+    database.connect().execute(kind(inbox=True, partitioned=False).ddl().encode())
+    feed = {"type": "nats", "url": "nats://127.0.0.1:1", "topics": ["a"], "stream": "a"}
+
+    def preflight(group: str) -> None:
+        inboxes = {
+            "a": {"url": database.url, "group": "billing", "feed": feed},
+            "b": {"url": elsewhere(database.url), "group": group, "feed": feed},
+        }
+        app = InboxApp(Settings.model_validate({"inboxes": inboxes}), ["a", "b"], ["take"])
+        try:
+            app._preflight()
+        finally:
+            app._ended(all_lanes=True)
+
+    with pytest.raises(SettingsError, match=r"inboxes\.a and inboxes\.b are the consumer group 'billing' in"):
+        preflight("billing")
+    preflight("shipping")
