@@ -219,6 +219,11 @@ class RelaySettings(Model):
     shutdown_timeout: Duration = Field(
         timedelta(seconds=15), description="How long a stop waits for batches in flight."
     )
+    wait_for_database: bool = Field(
+        False,
+        description="Wait at the start also for a database that refuses us: an unknown host or database, a wrong "
+        "password, a missing privilege. Otherwise those end it with exit code 3.",
+    )
 
 
 class ServerSettings(Model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from outspark.contracts.omnibox import check
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
 from outspark.contracts.upkeep import Stats
-from outspark.errors import OutsparkError
+from outspark.errors import DatabaseRefused, OutsparkError
 from outspark.inbox.app import load_router
 from outspark.inbox.feeds import open_feed
 from outspark.inbox.spec import Task, inbox_lanes
@@ -27,8 +26,7 @@ from outspark.spark.app import LanesApp
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
 from outspark.spark.monitor import as_json
-
-log = logging.getLogger(__name__)
+from outspark.spark.refusals import Preflight
 
 CHECK_TIMEOUT = 2.0
 
@@ -72,14 +70,16 @@ class InboxApp(LanesApp):
         return {**super().stats(), "inboxes": {name: as_json(one) for name, one in self._stats().items()}}
 
     def _preflight(self) -> None:
+        preflight = Preflight("inbox", wait=self.settings.relay.wait_for_database)
         for name, inbox in self._inboxes.items():
             if "work" in self._tasks and inbox.app is not None:
                 load_router(inbox.app)
             try:
                 self._look(name, inbox)
-            except psycopg.OperationalError as error:
-                log.warning("database does not answer yet", extra={"inbox": name, "error": line(error)})
+            except (psycopg.Error, DatabaseRefused) as error:
+                preflight.failed(name, error)
             self._check_feed(name, inbox, only_settings=True)
+        preflight.refuse()
 
     def _look(self, name: str, inbox: InboxSettings) -> None:
         with self._databases.use(inbox.url.get_secret_value()) as conn:

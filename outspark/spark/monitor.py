@@ -16,7 +16,7 @@ from outspark.contracts import slots as slot_statements
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName, resolve
 from outspark.contracts.upkeep import Stats
-from outspark.errors import OutsparkError
+from outspark.errors import DatabaseRefused, OutsparkError
 from outspark.metrics import Tally
 from outspark.publishers import Publisher, open_publisher
 from outspark.relay.connection import Connection
@@ -24,6 +24,7 @@ from outspark.relay.shedlock import relay_lock
 from outspark.settings import Settings, SourceSettings
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
+from outspark.spark.refusals import Preflight
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +52,16 @@ class Monitor:
         self._databases = Databases(f"outspark {self.settings.relay.id} driver")
 
     def preflight(self) -> None:
-        """Refuse what no waiting can mend: wrong options, a wrong table, a pooler. A database that is away may come."""
+        """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
         for name in self.settings.destinations:
             self._publisher(name)
+        preflight = Preflight("source", wait=self.settings.relay.wait_for_database)
         for name, source in self.settings.sources.items():
             try:
                 self._look(name, source)
-            except psycopg.OperationalError as error:
-                log.warning("database does not answer yet", extra={"source": name, "error": line(error)})
+            except (psycopg.Error, DatabaseRefused) as error:
+                preflight.failed(name, error)
+        preflight.refuse()
 
     def problems(self) -> list[str]:
         found = []

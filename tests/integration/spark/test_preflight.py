@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.table import kind
 from outspark.contracts.openoutbox.table import ddl
-from outspark.errors import SettingsError
+from outspark.embedded.postgres import Postgres
+from outspark.errors import DatabaseRefused, SettingsError
 from outspark.settings import Settings
 from outspark.spark.inbox import InboxApp
 from outspark.spark.monitor import Monitor
@@ -78,3 +80,51 @@ def test_one_group_of_an_inbox_by_two_names_is_refused(database: Database) -> No
     with pytest.raises(SettingsError, match=r"inboxes\.a and inboxes\.b are the consumer group 'billing' in"):
         preflight("billing")
     preflight("shipping")
+
+
+def refusal(url: str) -> str:
+    with monitor({"a": {"url": url}}) as one, pytest.raises(DatabaseRefused) as caught:
+        one.preflight()
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("source 'a': ")
+    assert "--wait-for-database" in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_no_waiting_can_mend_is_refused(database: Database) -> None:
+    admin = database.connect()
+    admin.execute("CREATE ROLE locked_out LOGIN")
+    try:
+        assert 'database "none" does not exist' in refusal(f"{database.url.rpartition('/')[0]}/none")
+        assert 'role "nobody" does not exist' in refusal(database.url.replace("postgres@", "nobody@"))
+        assert "no-such-host.invalid" in refusal("postgresql://ada:s3cret@no-such-host.invalid/shop")
+        assert "s3cret" not in refusal("postgresql://ada:s3cret@no-such-host.invalid/shop")
+        assert "s3cret" not in refusal("postgresql://ada:s3cret@127.0.0.1/shop?no_such_option=1")
+        admin.execute(f'REVOKE CONNECT ON DATABASE "{admin.info.dbname}" FROM public'.encode())
+        assert "permission denied for database" in refusal(database.url.replace("postgres@", "locked_out@"))
+    finally:
+        admin.execute("DROP ROLE locked_out")
+
+
+def test_a_wrong_password_is_refused_and_a_server_that_starts_is_not() -> None:
+    with Postgres(options={"fsync": "off"}) as server:
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            admin.execute("CREATE ROLE app LOGIN PASSWORD 'open-sesame'")
+        rules = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        (server.folder / "pg_hba.conf").write_text(rules)
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            admin.execute("SELECT pg_reload_conf()")
+        url = server.url().replace("postgres@", "app:guess@")
+        assert 'password authentication failed for user "app"' in refusal(url)
+        assert "no password supplied" in refusal(server.url().replace("postgres@", "app@"))
+        server.stop()
+        with monitor({"a": {"url": url}}) as away:
+            away.preflight()
+
+
+def test_waiting_for_a_database_that_refuses_us(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"{database.url.rpartition('/')[0]}/none"
+    with monitor({"a": {"url": url}}, wait_for_database=True) as waiting:
+        waiting.preflight()
+        assert 'database "none" does not exist' in waiting.problems()[0]
+    assert [record.getMessage() for record in caplog.records] == ["database does not answer yet"]
