@@ -6,6 +6,7 @@ OutsparkError
 ├── EventInvalid           an event cannot be enqueued or published as it is
 │   └── HeadersInvalid     headers are not a JSON object
 ├── TransactionRequired    a message was to be sent outside a transaction, or where its commit cannot be seen
+├── DatabaseRefused        a database refuses what no waiting can mend: a password, a name, a privilege
 ├── TableInvalid           the table does not fulfil its contract
 ├── SlotsTableMissing      `outspark_slots` is not there and may not be created
 ├── DeliveriesTableMissing `outspark_deliveries` is not there, and a route has several destinations
@@ -43,7 +44,9 @@ class ExtraMissing(OutsparkError):
         self.part, self.extra = part, extra
 
     def __str__(self) -> str:
-        return f"{self.part} needs a package that is not installed; run: pip install 'outspark[{self.extra}]'"
+        """`extra` may be several, joined by commas."""
+        lacks = "need packages that are" if "," in self.extra else "needs a package that is"
+        return f"{self.part} {lacks} not installed; run: pip install 'outspark[{self.extra}]'"
 
 
 class EventInvalid(OutsparkError):
@@ -60,6 +63,13 @@ class HeadersInvalid(EventInvalid):
 
 class TransactionRequired(OutsparkError):
     """The message says what is missing and which call to use instead."""
+
+
+class DatabaseRefused(OutsparkError):
+    """The message names the source or inbox and what was refused."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}. No waiting mends this; --wait-for-database waits all the same"
 
 
 class TableInvalid(OutsparkError):

@@ -20,7 +20,7 @@ from outspark.environment import DEFAULT
 from outspark.errors import SettingsError
 from outspark.layers import Given, Layer
 from outspark.redaction import redact
-from outspark.settings import Settings, SourceSettings
+from outspark.settings import Settings, SourceSettings, dangling
 from outspark.settings.inbox import InboxSettings
 
 DEFAULT_FILE = "outspark.toml"
@@ -174,16 +174,28 @@ def _send_to(layer: Layer, given: Given) -> Layer:
 
 
 def _validated(layer: Layer, problems: list[str]) -> Settings:
+    tree = layers.nest(layer)
     try:
-        settings = Settings.model_validate(layers.nest(layer))
+        settings = Settings.model_validate(tree)
     except ValidationError as error:
-        problems += [_wording(item, layer) for item in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        problems += [line for item in found for line in _wording(item, layer).split("\n")]
+        if any(item["loc"] for item in found):
+            # Where a part is wrong by itself, how the parts go together was not looked at.
+            problems += [_problem((), layer, None, line) for line in _dangling(tree)]
         # `from None`: the original text quotes its input, passwords included.
         raise _refusal(problems) from None
     problems += _url_problems(settings, layer)
     if problems:
         raise _refusal(problems)
     return settings
+
+
+def _dangling(tree: Mapping[str, Any]) -> Iterator[str]:
+    routes, sources, ends = (tree.get(name) for name in ("routes", "sources", "destinations"))
+    if isinstance(routes, list):
+        names = [one if isinstance(one, Mapping) else {} for one in (sources, ends)]
+        yield from dangling(routes, *names)
 
 
 def _refusal(problems: list[str]) -> SettingsError:
@@ -220,6 +232,7 @@ def _feed_problems(name: str, inbox: InboxSettings, layer: Layer) -> Iterator[st
 
 
 def _wording(error: ErrorDetails, layer: Layer) -> str:
+    """A line for each thing that is wrong."""
     path = error["loc"]
     match error["type"]:
         case "missing":
@@ -230,7 +243,7 @@ def _wording(error: ErrorDetails, layer: Layer) -> str:
         case "value_error" | "assertion_error":
             message = error["msg"].partition(", ")[2]
             shown = None if isinstance(error["input"], BaseModel | Mapping) else _shown(path, error["input"])
-            return _problem(path, layer, shown, message)
+            return "\n".join(_problem(path, layer, shown, line) for line in message.split("\n"))
         case _:
             field = allowed.field_at(path)
             wish = f"must be {allowed.words(field)}" if field else error["msg"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from outspark.errors import DestinationDown, ExtraMissing, OutsparkError, SettingsError
+from outspark.errors import DatabaseRefused, DestinationDown, ExtraMissing, OutsparkError, SettingsError
 
 FAILED: Final = 1
 WRONG: Final = 2
@@ -30,7 +30,7 @@ def code(error: Exception) -> int:
     match error:
         case SettingsError() | ExtraMissing():
             return WRONG
-        case DatabaseUnreachable() | DestinationDown():
+        case DatabaseUnreachable() | DatabaseRefused() | DestinationDown():
             return UNREACHABLE
         case NoMatch():
             return NO_MATCH

@@ -57,6 +57,7 @@ def take(
     lanes: Lanes = None,
     master: Master = None,
     port: Port = None,
+    wait_for_database: options.WaitForDatabase = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -70,7 +71,7 @@ def take(
     outspark inbox take billing --lanes 4
     ```
     """
-    settings = _settings(config, lanes, master, port, log_level, log_format)
+    settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
     raise typer.Exit(_run(settings, names, ["take"], until_empty=False))
 
 
@@ -83,6 +84,7 @@ def work(
     master: Master = None,
     port: Port = None,
     until_empty: UntilEmpty = False,
+    wait_for_database: options.WaitForDatabase = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -95,7 +97,7 @@ def work(
     outspark inbox work billing --until-empty
     ```
     """
-    settings = _settings(config, lanes, master, port, log_level, log_format)
+    settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
     raise typer.Exit(_run(settings, names, ["work"], until_empty=until_empty, app=app))
 
 
@@ -107,6 +109,7 @@ def run(
     lanes: Lanes = None,
     master: Master = None,
     port: Port = None,
+    wait_for_database: options.WaitForDatabase = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -116,7 +119,7 @@ def run(
     outspark inbox run --app billing.handlers:router
     ```
     """
-    settings = _settings(config, lanes, master, port, log_level, log_format)
+    settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
     raise typer.Exit(_run(settings, names, ["take", "work"], until_empty=False, app=app))
 
 
@@ -125,11 +128,18 @@ def _settings(
     lanes: int | None,
     master: str | None,
     port: int | None,
+    wait_for_database: bool,
     log_level: str | None,
     log_format: str | None,
 ) -> Settings:
     return options.load_settings(
-        config, lanes=lanes, master=master, port=port, log_level=log_level, log_format=log_format
+        config,
+        lanes=lanes,
+        master=master,
+        port=port,
+        wait_for_database=wait_for_database or None,
+        log_level=log_level,
+        log_format=log_format,
     )
 
 
@@ -142,7 +152,7 @@ def _run(
     app: str | None = None,
 ) -> int:
     from outspark.errors import SettingsError
-    from outspark.runner import run_inbox
+    from outspark.extras import require_for_inboxes
 
     known = ", ".join(settings.inboxes) or "(none)"
     for name in names or ():
@@ -157,4 +167,7 @@ def _run(
             for name, inbox in settings.inboxes.items()
         }
         settings = settings.model_copy(update={"inboxes": inboxes})
+    require_for_inboxes([settings.inboxes[name] for name in chosen], take="take" in tasks)
+    from outspark.runner import run_inbox
+
     return run_inbox(settings, chosen, tasks, until_empty=until_empty)

@@ -43,6 +43,13 @@ Contract = Annotated[
         help="What the table means, over the settings: openoutbox, jeap or omnibox.",
     ),
 ]
+WaitForDatabase = Annotated[
+    bool,
+    typer.Option(
+        "--wait-for-database",
+        help="Wait also for a database that refuses us, instead of ending with exit code 3.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say how many events it would be.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -55,6 +62,7 @@ _KEYS = {
     "lease": "source.lease",
     "lanes": "relay.lanes",
     "master": "relay.master",
+    "wait_for_database": "relay.wait_for_database",
     "port": "server.port",
     "to": "to",
     "log_level": "log.level",

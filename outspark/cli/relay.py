@@ -45,6 +45,7 @@ def relay(
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End with exit code 0 once nothing is pending any more.")
     ] = False,
+    wait_for_database: options.WaitForDatabase = False,
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
@@ -78,9 +79,13 @@ def relay(
         ordering=ordering,
         lease=lease,
         port=port,
+        wait_for_database=wait_for_database or None,
         log_level=log_level,
         log_format=log_format,
     )
+    from outspark.extras import require_for_relay
+
+    require_for_relay(settings)
     from outspark.runner import run
 
     raise typer.Exit(run(settings, until_empty=until_empty))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import combinations
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -12,6 +14,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from outspark import durations
 from outspark.settings.inbox import InboxSettings, PartitionSettings
 from outspark.settings.model import DeadGuardSettings, Duration, Model, Ordering, RetrySettings
+from outspark.settings.targets import Target
 
 Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
@@ -222,6 +225,11 @@ class RelaySettings(Model):
     shutdown_timeout: Duration = Field(
         timedelta(seconds=15), description="How long a stop waits for batches in flight."
     )
+    wait_for_database: bool = Field(
+        False,
+        description="Wait at the start also for a database that refuses us: an unknown host or database, a wrong "
+        "password, a missing privilege. Otherwise those end it with exit code 3.",
+    )
 
 
 class ServerSettings(Model):
@@ -253,61 +261,73 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        for index, route in enumerate(self.routes):
-            if route.source is not None and route.source not in self.sources:
-                raise ValueError(
-                    f"routes[{index}].source = {route.source!r} is not one of: {_names(self.sources)}"
-                )
-            for name in route.names():
-                if name not in self.destinations:
-                    raise ValueError(
-                        f"routes[{index}].destination = {name!r} is not one of: {_names(self.destinations)}"
-                    )
-            if route.destination is None and len(self.destinations) != 1:
-                raise ValueError(
-                    f"routes[{index}].destination is needed: there are {len(self.destinations)} destinations"
-                )
-        if len(self.destinations) > 1 and not self.routes:
-            raise ValueError(
-                f"routes are needed to choose between the destinations: {_names(self.destinations)}"
-            )
-        self._check_locks()
-        self._check_letters()
-        self._check_partitions()
+        """All that is wrong between the parts, a line each."""
+        routes = [route.model_dump() for route in self.routes]
+        problems = [
+            *dangling(routes, self.sources, self.destinations),
+            *self._check_routes(),
+            *self._check_locks(),
+            *self._check_letters(),
+            *self._check_partitions(),
+            *self._check_tables(),
+        ]
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
-    def _check_locks(self) -> None:
+    def _check_routes(self) -> Iterator[str]:
+        for index, route in enumerate(self.routes):
+            if route.destination is None and len(self.destinations) != 1:
+                yield f"routes[{index}].destination is needed: there are {len(self.destinations)} destinations"
+        if len(self.destinations) > 1 and not self.routes:
+            yield f"routes are needed to choose between the destinations: {_names(self.destinations)}"
+
+    def _check_locks(self) -> Iterator[str]:
         longest = max((one.publish_timeout for one in self.destinations.values()), default=timedelta(0))
         for name, source in self.sources.items():
             if source.contract == "jeap" and source.jeap.lock_at_most <= longest + timedelta(seconds=2):
-                raise ValueError(
+                yield (
                     f"sources.{name}.jeap.lock_at_most = {durations.text(source.jeap.lock_at_most)} must be more than "
                     f"2s longer than every publish_timeout, and the longest is {durations.text(longest)}"
                 )
 
-    def _check_letters(self) -> None:
+    def _check_letters(self) -> Iterator[str]:
         for name, inbox in self.inboxes.items():
             outbox = inbox.dead_letter.outbox if inbox.dead_letter else None
             if outbox is None:
                 continue
             where = f"inboxes.{name}.dead_letter.outbox = {outbox!r}"
             if outbox not in self.sources:
-                raise ValueError(f"{where} is not one of the sources: {_names(self.sources)}")
+                yield f"{where} is not one of the sources: {_names(self.sources)}"
+                continue
             source = self.sources[outbox]
             if source.url != inbox.url:
-                raise ValueError(f"{where} must be in the database of the inbox: both are written together")
+                yield f"{where} must be in the database of the inbox: both are written together"
             if source.contract == "jeap":
-                raise ValueError(f"{where} is of contract jeap, whose messages belong to their own services")
+                yield f"{where} is of contract jeap, whose messages belong to their own services"
 
-    def _check_partitions(self) -> None:
+    def _check_partitions(self) -> Iterator[str]:
         """Of one table they must be one: the shortest retention would win for all."""
         known: dict[tuple[str, str], tuple[str, PartitionSettings]] = {}
         for name, (kept, partitions) in self.partitioned().items():
             first, other = known.setdefault((kept.url.get_secret_value(), kept.table), (name, partitions))
             if other != partitions:
-                raise ValueError(
-                    f"{first}.partitions and {name}.partitions are of the same table and must be the same"
-                )
+                yield f"{first}.partitions and {name}.partitions are of the same table and must be the same"
+
+    def _check_tables(self) -> Iterator[str]:
+        """Lanes of two sources on one table would take it from each other for ever. An inbox has its own rows in it.
+
+        What cannot be seen here is asked of the database before lanes start.
+        """
+        groups: dict[str, str] = {name: inbox.group for name, inbox in self.inboxes.items()}
+        for kind, all, group in (("sources", self.sources, {}), ("inboxes", self.inboxes, groups)):
+            if len(all) < 2:
+                continue
+            targets = {name: Target.of(one.url.get_secret_value(), one.table) for name, one in all.items()}
+            for (first, one), (second, other) in combinations(targets.items(), 2):
+                same = one is not None and other is not None and one.is_surely(other)
+                if same and group.get(first) == group.get(second):
+                    yield twice(f"{kind}.{first}", f"{kind}.{second}", all[first].table, group.get(first))
 
     def partitioned(self) -> dict[str, tuple[SourceSettings | InboxSettings, PartitionSettings]]:
         """All whose partitions are to be kept, as `sources.orders` and `inboxes.billing`."""
@@ -322,5 +342,30 @@ class Settings(Model):
         return any(len(route.names()) > 1 for route in self.routes if route.source in (None, source))
 
 
-def _names(mapping: dict[str, Any]) -> str:
+def twice(first: str, second: str, table: str, group: str | None = None) -> str:
+    """What to say of two that name one table."""
+    if group is None:
+        return f"{first} and {second} are the same table {table} of one database; leave one of them out"
+    return (
+        f"{first} and {second} are the consumer group {group!r} in the same table {table} of one database; "
+        "leave one of them out, or give it a group of its own"
+    )
+
+
+def dangling(
+    routes: Sequence[Any], sources: Mapping[str, Any], destinations: Mapping[str, Any]
+) -> Iterator[str]:
+    """Routes that name what does not exist. They are plain trees, sound or not, so that all errors are told at once."""
+    for index, route in enumerate(routes):
+        if not isinstance(route, Mapping):
+            continue
+        source, named = route.get("source"), route.get("destination")
+        if isinstance(source, str) and source not in sources:
+            yield f"routes[{index}].source = {source!r} is not one of: {_names(sources)}"
+        for name in named if isinstance(named, list) else [named]:
+            if isinstance(name, str) and name not in destinations:
+                yield f"routes[{index}].destination = {name!r} is not one of: {_names(destinations)}"
+
+
+def _names(mapping: Mapping[str, Any]) -> str:
     return ", ".join(sorted(mapping)) or "(none)"

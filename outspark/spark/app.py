@@ -84,7 +84,7 @@ class LanesApp(ABC):
         """Finish the batches in flight; cancel what does not end in time."""
         self.stopping.set()
         deadline = time.monotonic() + self.settings.relay.shutdown_timeout.total_seconds()
-        heard = self._say_stop()
+        heard = bool(self._threads) and self._say_stop()
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
             if not heard:
                 break

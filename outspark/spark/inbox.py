@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from outspark.contracts.omnibox import check
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
 from outspark.contracts.upkeep import Stats
-from outspark.errors import OutsparkError
+from outspark.errors import DatabaseRefused, OutsparkError
 from outspark.inbox.app import load_router
 from outspark.inbox.feeds import open_feed
 from outspark.inbox.spec import Task, inbox_lanes
@@ -25,9 +24,9 @@ from outspark.settings import Settings
 from outspark.settings.inbox import InboxSettings
 from outspark.spark.app import LanesApp
 from outspark.spark.databases import Databases, line
+from outspark.spark.identity import Identities
 from outspark.spark.monitor import as_json
-
-log = logging.getLogger(__name__)
+from outspark.spark.refusals import Preflight
 
 CHECK_TIMEOUT = 2.0
 
@@ -43,13 +42,14 @@ class InboxApp(LanesApp):
         self._inboxes = {name: settings.inboxes[name] for name in names}
         self._tasks = tasks
         self._databases = Databases(f"outspark {settings.relay.id} driver")
+        self._identities = Identities("inboxes")
         super().__init__(settings, instance, specs)
 
     def ready(self) -> list[str]:
         found = []
         for name, inbox in self._inboxes.items():
             try:
-                self._look(inbox)
+                self._look(name, inbox)
             except (psycopg.Error, OutsparkError) as error:
                 found.append(f"inbox {name}: {line(error)}")
             try:
@@ -70,18 +70,21 @@ class InboxApp(LanesApp):
         return {**super().stats(), "inboxes": {name: as_json(one) for name, one in self._stats().items()}}
 
     def _preflight(self) -> None:
+        preflight = Preflight("inbox", wait=self.settings.relay.wait_for_database)
         for name, inbox in self._inboxes.items():
             if "work" in self._tasks and inbox.app is not None:
                 load_router(inbox.app)
             try:
-                self._look(inbox)
-            except psycopg.OperationalError as error:
-                log.warning("database does not answer yet", extra={"inbox": name, "error": line(error)})
+                self._look(name, inbox)
+            except (psycopg.Error, DatabaseRefused) as error:
+                preflight.failed(name, error)
             self._check_feed(name, inbox, only_settings=True)
+        preflight.refuse()
 
-    def _look(self, inbox: InboxSettings) -> None:
+    def _look(self, name: str, inbox: InboxSettings) -> None:
         with self._databases.use(inbox.url.get_secret_value()) as conn:
             table = resolve_inbox(conn, TableName.parse(inbox.table))
+            self._identities.claim(conn, name, table, inbox.group)
             refuse_errors(table, check.check_table(conn, table, inbox=True))
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:

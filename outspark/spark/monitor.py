@@ -16,13 +16,15 @@ from outspark.contracts import slots as slot_statements
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName, resolve
 from outspark.contracts.upkeep import Stats
-from outspark.errors import OutsparkError
+from outspark.errors import DatabaseRefused, OutsparkError
 from outspark.metrics import Tally
 from outspark.publishers import Publisher, open_publisher
 from outspark.relay.connection import Connection
 from outspark.relay.shedlock import relay_lock
 from outspark.settings import Settings, SourceSettings
 from outspark.spark.databases import Databases, line
+from outspark.spark.identity import Identities
+from outspark.spark.refusals import Preflight
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +45,23 @@ class Monitor:
     _databases: Databases = field(init=False)
     _publishers: dict[str, Publisher] = field(default_factory=dict)
     _well: set[str] = field(default_factory=set)
+    _identities: Identities = field(default_factory=lambda: Identities("sources"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self._databases = Databases(f"outspark {self.settings.relay.id} driver")
 
     def preflight(self) -> None:
-        """Refuse what no waiting can mend: wrong options, a wrong table, a pooler. A database that is away may come."""
+        """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
         for name in self.settings.destinations:
             self._publisher(name)
+        preflight = Preflight("source", wait=self.settings.relay.wait_for_database)
         for name, source in self.settings.sources.items():
             try:
                 self._look(name, source)
-            except psycopg.OperationalError as error:
-                log.warning("database does not answer yet", extra={"source": name, "error": line(error)})
+            except (psycopg.Error, DatabaseRefused) as error:
+                preflight.failed(name, error)
+        preflight.refuse()
 
     def problems(self) -> list[str]:
         found = []
@@ -139,6 +144,7 @@ class Monitor:
 
     def _look_closely(self, name: str, source: SourceSettings, conn: Connection) -> None:
         table = resolve(conn, TableName.parse(source.table))
+        self._identities.claim(conn, name, table)
         findings = contracts.get(source.contract).check_table(conn, table)
         refuse_errors(table, findings)
         for finding in findings:

@@ -73,7 +73,7 @@ class RelayApp(LanesApp):
         }
 
     def _ended(self, *, all_lanes: bool) -> None:
-        if all_lanes:
+        if all_lanes and self._threads:
             # While a lane may still be publishing, the lock has to run out by itself.
             self.monitor.release_locks()
         self.monitor.close()

@@ -229,8 +229,10 @@ def test_a_missing_table_says_how_to_make_it(cli: Cli) -> None:
 
 
 def test_several_sources(cli: Cli, outbox: psycopg.Connection[Any], database: Database) -> None:
+    cli.ok("init", "--apply", "--table", "other")
     (cli.folder / "outspark.toml").write_text(
-        f'[sources.a]\nurl = "{database.url}"\n[sources.b]\nurl = "{database.url}"\n', encoding="utf-8"
+        f'[sources.a]\nurl = "{database.url}"\n[sources.b]\nurl = "{database.url}"\ntable = "other"\n',
+        encoding="utf-8",
     )
     assert list(cli.json("stats")["sources"]) == ["a", "b"]
     assert list(cli.json("stats", "--source", "b")["sources"]) == ["b"]

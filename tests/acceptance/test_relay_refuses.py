@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,60 @@ def test_wrong_options_of_a_destination(outspark: Outspark) -> None:
     assert done.returncode == 2
     assert "destinations.bus.options: strem" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_missing_database(outspark: Outspark) -> None:
+    done = outspark("relay", "--url", f"{outspark.url.rpartition('/')[0]}/none", "--to", "null")
+    assert done.returncode == 3
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: source 'default': connection failed: ")
+    assert 'database "none" does not exist' in lines[0]
+
+
+def test_an_inbox_in_a_missing_database(outspark: Outspark) -> None:
+    config = outspark.folder / "mine.toml"
+    config.write_text(
+        f'[inboxes.billing]\nurl = "{outspark.url.rpartition("/")[0]}/none"\ngroup = "billing"\n'
+        '[inboxes.billing.feed]\ntype = "nats"\nurl = "nats://127.0.0.1:1"\ntopics = ["a"]\n'
+    )
+    done = outspark("inbox", "take", "--config", str(config))
+    assert done.returncode == 3
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: inbox 'billing': connection failed: ")
+
+
+MISSING = """
+import sys
+for name in ("pyspark", "uvicorn", "nats", "aio_pika"):
+    sys.modules[name] = None
+from outspark.cli import main
+main()
+"""
+
+
+def test_all_that_is_not_installed_is_named_at_once(outspark: Outspark) -> None:
+    config = outspark.folder / "mine.toml"
+    config.write_text(
+        '[destinations.bus]\ntype = "nats"\nurl = "nats://127.0.0.1:1"\n'
+        '[destinations.old]\ntype = "rabbitmq"\nurl = "amqp://127.0.0.1:1"\n'
+        '[destinations.log]\ntype = "stdout"\n[[routes]]\ndestination = ["bus", "old", "log"]\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING, "relay", "--url", outspark.url, "--config", str(config)],
+        cwd=outspark.folder,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: the relay, the server, a destination of type nats and a destination of type rabbitmq need packages "
+        "that are not installed; run: pip install 'outspark[spark,server,nats,rabbitmq]'\n"
+    )
 
 
 def test_a_missing_table(outspark: Outspark) -> None:

@@ -166,7 +166,7 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         ),
         (
             FILE
-            + FILE.replace("s.billing", "s.shipping")
+            + FILE.replace("s.billing", "s.shipping").replace("billing-service", "shipping-service")
             + '[inboxes.billing.partitions]\nretention = "7d"\n[inboxes.shipping.partitions]\nretention = "30d"',
             "(outspark.toml): inboxes.billing.partitions and inboxes.shipping.partitions are of the same table and "
             "must be the same",

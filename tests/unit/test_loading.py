@@ -317,7 +317,7 @@ def test_one_thing_wrong(
 
 
 def test_a_flag_for_one_of_several_sources_needs_a_name(folder: Path) -> None:
-    write(folder, f'[sources.a]\nurl = "{URL}"\n[sources.b]\nurl = "{URL}"\n')
+    write(folder, f'[sources.a]\nurl = "{URL}"\n[sources.b]\nurl = "{URL}2"\n')
     message = refusal(None, {}, **{"source.table": Given("t", "flag --table")})
     assert message == "a setting is wrong:\n  flag --table needs --source, because there are several: a, b"
 
@@ -331,7 +331,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
 def test_picking_a_source(folder: Path) -> None:
     one = load(None, {"STORAGE_URL": URL})
     assert pick_source(one, None)[0] == "default"
-    two = load(None, {"OUTSPARK__SOURCES__A__URL": URL, "OUTSPARK__SOURCES__B__URL": URL})
+    two = load(None, {"OUTSPARK__SOURCES__A__URL": URL, "OUTSPARK__SOURCES__B__URL": f"{URL}2"})
     assert pick_source(two, "b")[0] == "b"
     with pytest.raises(SettingsError, match="choose one with --source: a, b"):
         pick_source(two, None)
@@ -360,3 +360,80 @@ def test_picking_a_source(folder: Path) -> None:
 )
 def test_passwords_are_redacted(text: str, safe: str) -> None:
     assert redact(f"before {text} after") == f"before {safe} after"
+
+
+@pytest.mark.parametrize(
+    ("url", "table"),
+    [
+        (URL, "openoutbox_events"),
+        ("postgresql://ada:other@DB:5432/shop?connect_timeout=3", "OpenOutbox_Events"),
+        ("host=db user=ada dbname=shop", '"openoutbox_events"'),
+        ("postgresql://ada@standby,db/shop", "openoutbox_events"),
+    ],
+)
+def test_two_sources_that_name_one_table_are_refused(folder: Path, url: str, table: str) -> None:
+    write(folder, f"[sources.a]\nurl = '{URL}'\n[sources.b]\nurl = '{url}'\ntable = '{table}'\n")
+    message = refusal()
+    assert message.startswith(
+        "a setting is wrong:\n  (outspark.toml): sources.a and sources.b are the same table "
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "table"),
+    [
+        (URL, "other"),
+        (f"{URL}2", "openoutbox_events"),
+        ("postgresql://ada:s3cret@db:5433/shop", "openoutbox_events"),
+        # A role's search path may lead elsewhere.
+        ("postgresql://bob@db/shop", "openoutbox_events"),
+        (URL, "sales.openoutbox_events"),
+        ("nonsense=1", "openoutbox_events"),
+    ],
+)
+def test_what_may_be_two_tables_is_left_to_the_database(folder: Path, url: str, table: str) -> None:
+    write(folder, f"[sources.a]\nurl = '{URL}'\n[sources.b]\nurl = '{url}'\ntable = '{table}'\n")
+    assert list(load().sources) == ["a", "b"]
+
+
+def test_two_inboxes_of_one_group_in_one_table_are_refused(folder: Path) -> None:
+    text = f"[inboxes.a]\nurl = '{URL}'\ngroup = 'billing'\n[inboxes.b]\nurl = '{URL}'\ngroup = "
+    write(folder, f"{text}'billing'\n")
+    assert refusal() == (
+        "a setting is wrong:\n  (outspark.toml): inboxes.a and inboxes.b are the consumer group 'billing' in "
+        "the same table inbox_events of one database; leave one of them out, or give it a group of its own"
+    )
+    write(folder, f"{text}'shipping'\n")
+    assert list(load().inboxes) == ["a", "b"]
+
+
+def test_routes_that_lead_nowhere_are_told_with_all_the_rest(folder: Path) -> None:
+    write(
+        folder,
+        f"""
+[relay]
+lanes = 0
+[sources.a]
+url = "{URL}"
+[destinations.bus]
+type = "null"
+[[routes]]
+source = "b"
+destination = ["bus", "bos"]
+[[routes]]
+destination = "cache"
+""",
+    )
+    nowhere = [
+        "routes[0].source = 'b' is not one of: a",
+        "routes[0].destination = 'bos' is not one of: bus",
+        "routes[1].destination = 'cache' is not one of: bus",
+    ]
+    first, *lines = refusal().splitlines()
+    assert first == "4 settings are wrong:"
+    assert lines[0].startswith("  relay.lanes = 0 (outspark.toml): must be ")
+    assert [line.replace("(outspark.toml): ", "") for line in lines[1:]] == [f"  {line}" for line in nowhere]
+    assert refusal(None, {}, **{"relay.lanes": 2}).replace("(outspark.toml): ", "").splitlines() == [
+        "3 settings are wrong:",
+        *(f"  {line}" for line in nowhere),
+    ]

@@ -16,7 +16,9 @@ def settings(lanes: int, **sources: dict[str, Any]) -> Settings:
     return Settings.model_validate(
         {
             "relay": {"lanes": lanes},
-            "sources": {name: {"url": "postgresql://h/d", **source} for name, source in sources.items()},
+            "sources": {
+                name: {"url": "postgresql://h/d", "table": name, **source} for name, source in sources.items()
+            },
             "destinations": {"out": {"type": "null"}},
         }
     )
