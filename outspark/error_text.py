@@ -13,10 +13,10 @@ def storable(text: str, limit: int = MAX_ERROR) -> str:
     return text[:limit].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
-def of(error: BaseException, limit: int = MAX_ERROR) -> str:
-    """What an error says, in one line; its name where it says nothing."""
+def of(error: BaseException) -> str:
+    """What an error says, in one line; nothing where it says nothing."""
     try:
         said = " ".join(str(error).split())
     except Exception as broken:  # noqa: BLE001 - errors of others may be of any make
-        said = f"says nothing: its own text raised {type(broken).__name__}"
-    return storable(said, limit) or type(error).__name__
+        said = f"its text cannot be had: {type(broken).__name__}"
+    return storable(said)

@@ -6,8 +6,11 @@ It saves work and nothing else: a lane that finds no note finds out by itself wh
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
+
+from outspark.error_text import storable
 
 MOST_KEYS = 10_000
 """Beyond this a note would cost more than it saves."""
@@ -16,7 +19,7 @@ MOST_KEYS = 10_000
 class Waiting(BaseModel):
     """What waits for one destination that is down."""
 
-    reason: str
+    reason: Annotated[str, BeforeValidator(storable)]
     probe_in: float
     """Seconds until the next probe; `pause` is how long the one after it waits at least."""
     pause: float

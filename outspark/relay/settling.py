@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 from outspark import backoff, metrics
 from outspark.contracts.contract import Settlement
+from outspark.error_text import storable
 from outspark.event import Event
 from outspark.outcome import DELIVERED, Dead, DeadKind, Delivered, Held, Outcome, Retry, Skipped
 from outspark.relay.breaker import Destination
@@ -22,7 +23,6 @@ from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR = 2000
 NO_FENCE: dict[str, Any] = {"source": "", "slots": [], "epochs": []}
 
 _seconds = timedelta.total_seconds
@@ -104,13 +104,13 @@ class Settler:
                 return Settlement(event.id, "ready")
             case Skipped(reason):
                 self.source.keys.free(event.order_key, event.id)
-                return Settlement(event.id, "done", error=f"skipped: {reason}")
+                return Settlement(event.id, "done", error=storable(f"skipped: {reason}"))
             case Dead(error, kind):
                 return self._dead(event, error, kind)
             case Retry(error, counted=False):
                 if destination is not None:
                     self.source.keys.wait_for_destination(destination.name, self._key(event), event.type)
-                return Settlement(event.id, "ready", error=error[:MAX_ERROR])
+                return Settlement(event.id, "ready", error=storable(error))
             case Retry():
                 return self._retry(event, outcome)
             case Delivered():
@@ -130,7 +130,7 @@ class Settler:
         key = self._key(event)
         if key is not None:
             self.source.keys.wait_for_retry(key, event.id, time.monotonic() + wait.total_seconds())
-        return Settlement(event.id, "ready", counted=True, wait=wait, error=outcome.error[:MAX_ERROR])
+        return Settlement(event.id, "ready", counted=True, wait=wait, error=storable(outcome.error))
 
     def _dead(self, event: Event, error: str, kind: DeadKind = "other") -> Settlement:
         log.error("event is dead", extra={"source": self.source.name, "event": event.id, "error": error})
@@ -138,7 +138,7 @@ class Settler:
         key = self._key(event)
         if key is not None and self.source.settings.on_dead == "park":
             self.source.keys.parked.add(key)
-        return Settlement(event.id, "dead", counted=True, error=error[:MAX_ERROR], kind=kind)
+        return Settlement(event.id, "dead", counted=True, error=storable(error), kind=kind)
 
     def _key(self, event: Event) -> str | None:
         return None if self.tenure is None else event.order_key
