@@ -12,10 +12,12 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from outspark.error_text import storable
 from outspark.redaction import redact
 from outspark.settings import LogSettings
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_MAX_TEXT, _MAX_TRACE = 10_000, 100_000
 _COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
@@ -50,8 +52,8 @@ class TextFormatter(logging.Formatter):
         level = self._paint(f"{record.levelname:<5}", _COLOURS.get(record.levelname, "0"))
         name = record.name.removeprefix("outspark.")
         extra = "".join(f" {self._paint(key, '2')}={_word(value)}" for key, value in fields(record).items())
-        line = f"{self._paint(when, '2')} {level} {name} {redact(record.getMessage())}{extra}"
-        return line + "".join(f"\n{redact(text)}" for text in _traces(self, record))
+        line = f"{self._paint(when, '2')} {level} {name} {_safe(record.getMessage())}{extra}"
+        return line + "".join(f"\n{_safe(text, _MAX_TRACE)}" for text in _traces(self, record))
 
     def _paint(self, text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
@@ -65,11 +67,11 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redact(record.getMessage()),
+            "message": _safe(record.getMessage()),
             **fields(record),
         }
         if traces := list(_traces(self, record)):
-            line["exception"] = redact("\n".join(traces))
+            line["exception"] = _safe("\n".join(traces), _MAX_TRACE)
         return json.dumps(line, ensure_ascii=False)
 
 
@@ -78,14 +80,19 @@ def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> list[str
     return texts + ([formatter.formatStack(record.stack_info)] if record.stack_info else [])
 
 
+def _safe(text: str, limit: int = _MAX_TEXT) -> str:
+    """Without passwords, and fit for any stream. A password that the limit would cut in two is hidden before."""
+    return storable(redact(text[: 2 * limit]), limit)
+
+
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_safe(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
-    return redact(str(value))
+    return _safe(str(value))
 
 
 def _word(value: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from outspark.inbox.outcome import MAX_ERROR
+from outspark.error_text import storable
 from outspark.inbox.text import utf8
 
 # A NUL inside a string; what follows an even number of backslashes is an escape.
@@ -25,7 +25,7 @@ def fault(body: bytes) -> str | None:
             # Half of a surrogate pair has no UTF-8.
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        return f"body is not JSON: {_reason(error)}"[:MAX_ERROR]
+        return storable(f"body is not JSON: {_reason(error)}")
     return None
 
 

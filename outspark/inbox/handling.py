@@ -22,9 +22,10 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from outspark.contracts.arrays import Texts, Times, Uuids
+from outspark.error_text import storable
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.group import Broken, Disturbed, Group, Task
-from outspark.inbox.outcome import HANDLED, LOST, MAX_ERROR, Handled, HandlingOutcome, judge
+from outspark.inbox.outcome import HANDLED, LOST, Handled, HandlingOutcome, judge
 from outspark.inbox.router import Handler
 from outspark.outcome import HELD, Dead, Retry, Skipped
 
@@ -219,7 +220,7 @@ def _completion(group: Group, passed: Sequence[tuple[InboxEvent, str | None]]) -
     return {
         "ids": Uuids([event.id for event, _ in passed]),
         "created_ats": Times([event.created_at for event, _ in passed]),
-        "notes": Texts([None if note is None else f"skipped: {note}"[:MAX_ERROR] for _, note in passed]),
+        "notes": Texts([None if note is None else storable(f"skipped: {note}") for _, note in passed]),
         "token": group.token,
     }
 
@@ -228,4 +229,4 @@ def _what_happened(conn: psycopg.BaseConnection[Any], outcome: HandlingOutcome) 
     if not conn.closed:
         return Retry(ENDED_BY_ITSELF)
     error = outcome.error if isinstance(outcome, Retry | Dead) else "it returned"
-    return Retry(f"the connection was lost while the handler ran: {error}"[:MAX_ERROR])
+    return Retry(storable(f"the connection was lost while the handler ran: {error}"))

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+from outspark.error_text import storable
 from outspark.inbox.body import fault, wrap
 from outspark.inbox.headers import HeaderReader, Headers
-from outspark.inbox.outcome import MAX_ERROR
 from outspark.inbox.text import clean, fitting, to_bytes, utf8
 from outspark.settings.inbox import AcceptSettings
 
@@ -76,7 +76,7 @@ class Incoming:
 
     def refused(self, body: bytes | None, error: str) -> Incoming:
         """The same message, dead from the start; its idempotency key stays free for a sound one."""
-        return replace(self, payload=wrap(body or b""), error=error[:MAX_ERROR], idempotency_key=None)
+        return replace(self, payload=wrap(body or b""), error=storable(error), idempotency_key=None)
 
     def checked(self) -> Incoming:
         """Refused where its body is no JSON."""

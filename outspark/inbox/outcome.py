@@ -8,11 +8,10 @@ from typing import Final
 
 import psycopg
 
-from outspark import durations
+from outspark import durations, error_text
+from outspark.error_text import storable
 from outspark.errors import NotNow, Reject
 from outspark.outcome import Dead, Held, Retry, Skipped
-
-MAX_ERROR: Final = 2000
 
 # Nobody's fault: two transactions got in each other's way.
 _COLLISIONS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
@@ -45,14 +44,14 @@ class TimedOut(Exception):
 
 def judge(error: BaseException) -> Retry | Dead:
     """What an error makes of its event."""
-    text = " ".join(str(error).replace("\0", " ").split())
+    text = error_text.of(error)
     match error:
         case Reject():
-            return Dead(text[:MAX_ERROR] or "rejected by its handler")
+            return Dead(text or "rejected by its handler")
         case NotNow():
             after = None if error.after is None else timedelta(seconds=error.after)
-            return Retry(text[:MAX_ERROR], counted=False, after=after)
+            return Retry(text, counted=False, after=after)
         case TimedOut():
             return Retry(text)
     name = type(error).__name__
-    return Retry(f"{name}: {text}"[:MAX_ERROR] if text else name, counted=not isinstance(error, _COLLISIONS))
+    return Retry(storable(f"{name}: {text}") if text else name, counted=not isinstance(error, _COLLISIONS))

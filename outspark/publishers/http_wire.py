@@ -47,6 +47,7 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _SHOWN = 200
 _LONGEST_WAIT = timedelta(days=1)
+_LONGEST_DATE = 100
 _MAY_PASS = frozenset({408, 425, 429})
 # What an endpoint that was moved, closed or locked answers to everything: no event is to blame.
 _ENDPOINT_AT_FAULT: dict[int, TopicFault] = {
@@ -164,7 +165,7 @@ def outcome(answer: Answer) -> Outcome:
 
 def retry_after(value: str | None, now: datetime) -> timedelta | None:
     """`120` is two minutes, an HTTP date the time until then; at most a day. None for anything else or the past."""
-    if value is None:
+    if value is None or len(value) > _LONGEST_DATE:
         return None
     if value.isascii() and value.isdigit():
         wait = timedelta(seconds=int(value)) if len(value) < 10 else _LONGEST_WAIT

@@ -37,6 +37,8 @@ _ROUTING_HEADERS = ("CC", "BCC")
 
 _TOO_LARGE = re.compile(r"message size \d+ is larger than .*?max size (\d+)")
 _FORBIDDEN_TOPIC = re.compile(r"access to topic '(.*)' in exchange ")
+# AMQP has room for 255 bytes of a reason; the client's own words stand around it.
+_LONGEST_REASON = 1000
 
 
 class Wire(NamedTuple):
@@ -141,13 +143,13 @@ def unroutable(exchange: str, topic: str) -> Retry:
 
 def too_large_over(reason: str) -> int | None:
     """The server's largest payload, when that is why it closed the channel."""
-    found = _TOO_LARGE.search(reason)
+    found = _TOO_LARGE.search(reason[:_LONGEST_REASON])
     return int(found[1]) if found else None
 
 
 def forbidden_topic(reason: str) -> str | None:
     """The one routing key that the user may not write to, when that is why the channel was closed."""
-    found = _FORBIDDEN_TOPIC.search(reason)
+    found = _FORBIDDEN_TOPIC.search(reason[:_LONGEST_REASON])
     return found[1] if found else None
 
 

@@ -6,8 +6,11 @@ It saves work and nothing else: a lane that finds no note finds out by itself wh
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
+
+from outspark.error_text import storable
 
 MOST_KEYS = 10_000
 """Beyond this a note would cost more than it saves."""
@@ -22,7 +25,7 @@ class Waiting(BaseModel):
     first: str | None = None
     """The event to probe a topic or a type with."""
     since: float
-    reason: str
+    reason: Annotated[str, BeforeValidator(storable)]
     probe_in: float
     """Seconds until the next probe; `pause` is how long the one after it waits at least."""
     pause: float

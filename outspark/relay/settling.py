@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 from outspark import backoff, metrics
 from outspark.contracts.contract import Settlement
+from outspark.error_text import storable
 from outspark.event import Event
 from outspark.outcome import (
     DELIVERED,
@@ -34,7 +35,6 @@ from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR = 2000
 NO_FENCE: dict[str, Any] = {"source": "", "slots": [], "epochs": []}
 
 _seconds = timedelta.total_seconds
@@ -140,7 +140,7 @@ class Settler:
                 return Settlement(event.id, "ready")
             case Skipped(reason):
                 self.source.keys.free(event.order_key, event.id)
-                return Settlement(event.id, "done", error=f"skipped: {reason}")
+                return Settlement(event.id, "done", error=storable(f"skipped: {reason}"))
             case Dead(error, kind):
                 return self._dead(event, error, kind)
             case Retry(error, fault="missing" | "forbidden" as fault) if self._lets_unroutable_die():
@@ -148,7 +148,7 @@ class Settler:
             case Retry(error, counted=False, topic=topic):
                 block = Block("", type=event.type) if destination is None else Block(destination.name, topic)
                 self.source.keys.wait_for(block, self._key(event), event.type, event.id)
-                return Settlement(event.id, "ready", error=error[:MAX_ERROR])
+                return Settlement(event.id, "ready", error=storable(error))
             case Retry():
                 return self._retry(event, outcome)
             case Delivered():
@@ -168,7 +168,7 @@ class Settler:
         key = self._key(event)
         if key is not None:
             self.source.keys.wait_for_retry(key, event.id, time.monotonic() + wait.total_seconds())
-        return Settlement(event.id, "ready", counted=True, wait=wait, error=outcome.error[:MAX_ERROR])
+        return Settlement(event.id, "ready", counted=True, wait=wait, error=storable(outcome.error))
 
     def _dead(self, event: Event, error: str, kind: DeadKind = "other") -> Settlement:
         log.error("event is dead", extra={"source": self.source.name, "event": event.id, "error": error})
@@ -176,7 +176,7 @@ class Settler:
         key = self._key(event)
         if key is not None and self.source.settings.on_dead == "park":
             self.source.keys.parked.add(key)
-        return Settlement(event.id, "dead", counted=True, error=error[:MAX_ERROR], kind=kind)
+        return Settlement(event.id, "dead", counted=True, error=storable(error), kind=kind)
 
     def _lets_unroutable_die(self) -> bool:
         return self.source.settings.on_unroutable == "dead" or self.source.statements.marks_unroutable
