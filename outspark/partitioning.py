@@ -12,6 +12,7 @@ from typing import Final
 
 import psycopg
 
+from outspark import conninfo
 from outspark.errors import OutsparkError
 from outspark.partitions import Changes, Every, Partitions
 from outspark.settings import Settings, SourceSettings
@@ -63,10 +64,8 @@ class PartitionKeeper:
         """One run on one table. It raises what `Partitions` and the database raise."""
         table, partitions = self.tables[name]
         with psycopg.connect(
-            table.url.get_secret_value(),
+            **conninfo.options(table.url.get_secret_value(), application_name="outspark partitions"),
             autocommit=True,
-            connect_timeout=10,
-            application_name="outspark partitions",
         ) as conn:
             return Partitions(
                 conn,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from outspark import contracts
+from outspark import conninfo, contracts
 from outspark.cli import options
 from outspark.cli.exits import DatabaseUnreachable
 from outspark.contracts.names import TableName, resolve
@@ -26,7 +26,6 @@ from outspark.redaction import redact
 from outspark.settings import Settings, SourceSettings
 from outspark.settings.inbox import InboxSettings, PartitionSettings
 
-CONNECT_TIMEOUT = 10
 INBOX_REAP_BATCH = 100
 Kind = Literal["source", "inbox"]
 
@@ -131,16 +130,15 @@ def connect(
 ) -> Iterator[psycopg.Connection[Any]]:
     url = settings.url.get_secret_value()
     try:
-        conn = psycopg.connect(
-            url, autocommit=True, connect_timeout=CONNECT_TIMEOUT, fallback_application_name="outspark"
-        )
-    except psycopg.OperationalError as error:
+        parameters = conninfo.options(url)
+    except SettingsError as error:
+        raise SettingsError(f"{kind} {name!r}: {error}") from None
+    parameters.setdefault("fallback_application_name", "outspark")
+    try:
+        conn = psycopg.connect(**parameters, autocommit=True)
+    except psycopg.Error as error:
         reason = " ".join(str(error).split())
         raise DatabaseUnreachable(f"{kind} {name!r} at {redact(url)} cannot be reached: {reason}") from error
-    except psycopg.ProgrammingError as error:
-        raise DatabaseUnreachable(
-            f"{kind} {name!r}: the URL {redact(url)} is not understood: {error}"
-        ) from error
     with conn:
         refuse_old(conn)
         yield conn

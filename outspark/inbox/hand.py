@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from outspark import conninfo
 from outspark.contracts import arrays
 from outspark.inbox.driving import run, run_async
 from outspark.inbox.group import Broken, Group, Unable
@@ -105,22 +106,22 @@ class Hand:
         return await run_async(self._async_conn, self._async_sessions, group)
 
     def _connect(self) -> psycopg.Connection[Any]:
-        conn = psycopg.connect(self.url, autocommit=True, **self._options())
+        conn = psycopg.connect(**self._options(), autocommit=True)
         arrays.register(conn)
         conn.execute(CONFIGURE, self._settings())
         conn.autocommit = False
         return conn
 
     async def _connect_async(self) -> psycopg.AsyncConnection[Any]:
-        conn = await psycopg.AsyncConnection.connect(self.url, autocommit=True, **self._options())
+        conn = await psycopg.AsyncConnection.connect(**self._options(), autocommit=True)
         arrays.register(conn)
         await conn.execute(CONFIGURE, self._settings())
         await conn.set_autocommit(False)
         return conn
 
     def _options(self) -> dict[str, Any]:
-        keepalives = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-        return {"application_name": self.name[:63], "connect_timeout": 10, **keepalives}
+        return conninfo.options(self.url, application_name=self.name[:63])
 
     def _settings(self) -> dict[str, list[str]]:
-        return {"names": list(self.settings), "values": list(self.settings.values())}
+        settings = {**conninfo.server_settings(), **self.settings}
+        return {"names": list(settings), "values": list(settings.values())}

@@ -1,4 +1,4 @@
-"""The connection of a lane: one per database, with a session of its own, planner settings and keepalives."""
+"""The connection of a lane: one per database, with a session of its own, planner settings and time limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from outspark import conninfo
 from outspark.contracts import arrays
 from outspark.contracts.oldest import refuse_old
 from outspark.errors import PoolerDetected
@@ -27,9 +28,6 @@ PLANNER = {
     "jit": "off",
 }
 
-# The server's own default waits two hours before it looks for a silent peer, and holds its locks that long.
-SERVER_KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-
 # ShedLock's times have no zone and are UTC's; where a table keeps them with one, the session's must be that.
 ZONE = {"TimeZone": "UTC"}
 
@@ -41,21 +39,13 @@ SELECT set_config(name, value, false) FROM unnest(%(names)s::text[], %(values)s:
 def connect(url: str, name: str) -> Connection:
     """Open a lane's connection. PoolerDetected when the session behind it is shared with others."""
     conn = psycopg.connect(
-        url,
-        autocommit=True,
-        prepare_threshold=0,
-        connect_timeout=10,
-        application_name=name[:63],
-        keepalives=1,
-        keepalives_idle=10,
-        keepalives_interval=5,
-        keepalives_count=3,
+        **conninfo.options(url, application_name=name[:63]), autocommit=True, prepare_threshold=0
     )
     try:
         refuse_old(conn)
         _refuse_pooler(conn)
         arrays.register(conn)
-        settings = {**PLANNER, **SERVER_KEEPALIVES, **ZONE}
+        settings = {**PLANNER, **conninfo.server_settings(), **ZONE}
         conn.execute(CONFIGURE, {"names": list(settings), "values": list(settings.values())})
     except BaseException:
         conn.close()

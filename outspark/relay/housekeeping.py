@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from outspark import contracts
+from outspark import conninfo, contracts
 from outspark.contracts.jeap.table import shedlock
 from outspark.contracts.names import TableName, resolve
 from outspark.contracts.shedlock import HOUSEKEEPING
@@ -100,11 +100,9 @@ class Housekeeper:
         return done
 
     def _connect(self, settings: SourceSettings) -> Connection:
+        url = settings.url.get_secret_value()
         return psycopg.connect(
-            settings.url.get_secret_value(),
-            autocommit=True,
-            connect_timeout=10,
-            application_name="outspark housekeeping",
             # ShedLock's times have no zone, and a service may have given its table times that do.
-            options="-c TimeZone=UTC",
+            **conninfo.options(url, application_name="outspark housekeeping", options="-c TimeZone=UTC"),
+            autocommit=True,
         )
