@@ -49,7 +49,13 @@ def _run(app: LanesApp, stack: ExitStack, until_empty: bool) -> int:
     if server is not None:
         stack.callback(server.stop)
     stack.callback(app.stop)
-    app.start()
+    try:
+        app.start()
+    except Exception:
+        if not stop.asked:
+            raise
+        # Who tells us to end may have told what we were starting, too.
+        log.info("stopped before it was running", exc_info=log.isEnabledFor(logging.DEBUG))
     # Spark takes over SIGINT while its session starts.
     stop.listen()
     while not stop.asked:

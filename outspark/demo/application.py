@@ -111,7 +111,7 @@ class Application:
             return
         self._stopped = True
         self._process.stop(timeout=timeout)
-        # Its Java is in its process group. It ends by itself, but maybe not before the folder has to go.
+        # Whatever it left in its process group must not write into the folder that has to go.
         deadline = time.monotonic() + _GROUP_TIMEOUT
         with contextlib.suppress(ProcessLookupError):
             while time.monotonic() < deadline:

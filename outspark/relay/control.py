@@ -15,6 +15,12 @@ TRY_BATON = """\
 -- Take over from the last shift of this lane, once it has let go
 SELECT pg_try_advisory_lock(%s::int, %s::int)"""
 
+HELD_BATONS = """\
+-- Lanes of a run that are at work on this database
+SELECT count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%s::bigint & 4294967295)::oid
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
 LET_GO = """\
 -- Unlock everything this session holds, and tell the next shift
 SELECT pg_advisory_unlock_all(), pg_notify(%(channel)s, %(message)s)"""

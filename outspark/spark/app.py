@@ -20,7 +20,7 @@ from outspark.settings import Settings
 try:
     from pyspark.sql import SparkSession
 
-    from outspark.spark.session import open_session
+    from outspark.spark.session import cancel, close_session, open_session
     from outspark.spark.shifts import Shifts
 except ImportError as error:
     raise ExtraMissing("the relay", "spark") from error
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 UNWELL = 3
 """Failures in a row after which a lane counts as not alive."""
 CANCEL_WAIT = 5.0
+ORPHAN_POLL = 0.1
 
 
 class LanesApp(ABC):
@@ -84,24 +85,36 @@ class LanesApp(ABC):
         """Finish the batches in flight; cancel what does not end in time."""
         self.stopping.set()
         deadline = time.monotonic() + self.settings.relay.shutdown_timeout.total_seconds()
-        heard = bool(self._threads) and self._say_stop()
+        if self._threads:
+            self._say_stop()
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
-            if not heard:
-                break
             _join(self._threads, 0.5)
-            # A shift that was just starting when the word went round has not heard it.
-            heard = self._say_stop()
+            # A shift that was just starting when the word went round has not heard it, nor has one whose database
+            # is away for a moment.
+            self._say_stop()
         if any(thread.is_alive() for thread in self._threads):
             log.warning("lanes did not end in time; cancelling them")
-            if self.spark is not None and not self.lost:
-                self.spark.interruptTag(self._tag)
+            if self.spark is not None:
+                cancel(self.spark, self._tag)
             _join(self._threads, CANCEL_WAIT)
-        self._ended(all_lanes=not any(thread.is_alive() for thread in self._threads))
+        self._ended(all_lanes=self._await_orphans(deadline))
         if self._export is not None:
             self._export.stop()
-        if self.spark is not None and not self.lost:
-            self.spark.stop()
+        if self.spark is not None:
+            close_session(self.spark)
         log.info(f"{self.what} has stopped")
+
+    def _await_orphans(self, deadline: float) -> bool:
+        """Lanes outlive Spark for the batch they have in their hands. True when none can be at work any more."""
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        while at_work := self._lanes_at_work():
+            if time.monotonic() >= deadline:
+                log.warning("lanes did not end in time", extra={"lanes": at_work})
+                return False
+            self._say_stop()
+            time.sleep(ORPHAN_POLL)
+        return True
 
     @property
     def lost(self) -> bool:
@@ -147,7 +160,11 @@ class LanesApp(ABC):
 
     @abstractmethod
     def _say_stop(self) -> bool:
-        """False when no lane can have heard it."""
+        """Said again until the lanes have ended. False when no lane can have heard it."""
+
+    @abstractmethod
+    def _lanes_at_work(self) -> int:
+        """How many hold their baton; only those of which a database knows."""
 
     @abstractmethod
     def _gauge(self) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 
@@ -44,8 +44,7 @@ class Databases:
         heard = False
         for name, url in databases.items():
             try:
-                with self.use(url) as conn:
-                    control.say(conn, channel, control.STOP)
+                self._say(url, channel, control.STOP)
                 heard = True
             except (psycopg.Error, OutsparkError) as error:
                 level = logging.DEBUG if name in self._unheard else logging.WARNING
@@ -53,10 +52,32 @@ class Databases:
                 self._unheard.add(name)
         return heard
 
+    def batons(self, databases: dict[str, str], number: int) -> int:
+        """How many lanes hold a baton of this class. A database that does not answer holds none."""
+        held = 0
+        for url in set(databases.values()):
+            try:
+                with self.use(url) as conn:
+                    [(count,)] = conn.execute(control.HELD_BATONS, [number]).fetchall()
+                    held += count
+            except (psycopg.Error, OutsparkError) as error:
+                log.debug("batons cannot be counted", extra={"error": line(error)})
+        return held
+
     def close(self) -> None:
         with self._lock:
             for url in list(self._connections):
                 self._forget(url)
+
+    def _say(self, url: str, channel: str, message: str) -> None:
+        """A connection that was kept may have died since, so its failure says nothing about the database."""
+        with self._lock:
+            if url in self._connections:
+                with suppress(psycopg.Error, OutsparkError), self.use(url) as conn:
+                    control.say(conn, channel, message)
+                    return
+            with self.use(url) as conn:
+                control.say(conn, channel, message)
 
     def _open(self, url: str) -> Connection:
         conn = self._connections.get(url)

@@ -99,8 +99,13 @@ class InboxApp(LanesApp):
             feed.close()
 
     def _say_stop(self) -> bool:
-        urls = {name: inbox.url.get_secret_value() for name, inbox in self._inboxes.items()}
-        return self._databases.say_stop(urls, self._specs[0].channel)
+        return self._databases.say_stop(self._urls(), self._specs[0].channel)
+
+    def _lanes_at_work(self) -> int:
+        return self._databases.batons(self._urls(), self._specs[0].baton[0])
+
+    def _urls(self) -> dict[str, str]:
+        return {name: inbox.url.get_secret_value() for name, inbox in self._inboxes.items()}
 
     def _gauge(self) -> None:
         for name, stats in self._stats().items():

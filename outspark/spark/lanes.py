@@ -22,6 +22,7 @@ from outspark.relay import workbench
 from outspark.relay.lane import Lane
 from outspark.relay.spec import HostedSpec, LaneSpec
 from outspark.settings import LogSettings
+from outspark.spark.farewell import farewell
 
 SCHEMA = "report string"
 HUNG = 70
@@ -49,7 +50,8 @@ def host(spec: HostedSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) 
         # Spark tried again by itself: a worker that died has told nobody.
         lane.tally.add(metrics.LANE_RESTARTS_TOTAL, context.attemptNumber())
     try:
-        report = lane.run()
+        with farewell(spec.relay.shutdown_timeout) as told_to_end:
+            report = lane.run(told_to_end)
     except HandlerHung as error:
         # A thread cannot be ended, but this process can: Spark hosts the lane again in another.
         logging.getLogger(__name__).error("lane gives its process up", extra={"error": str(error)})

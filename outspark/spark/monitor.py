@@ -110,6 +110,10 @@ class Monitor:
         urls = {name: source.url.get_secret_value() for name, source in self.settings.sources.items()}
         return self._databases.say_stop(urls, self.channel)
 
+    def batons(self, number: int) -> int:
+        urls = {name: source.url.get_secret_value() for name, source in self.settings.sources.items()}
+        return self._databases.batons(urls, number)
+
     def release_locks(self) -> None:
         """Let relays of other makes have their turn. Only when all our lanes have ended."""
         for name, source in self.settings.sources.items():

@@ -59,6 +59,9 @@ class RelayApp(LanesApp):
     def _say_stop(self) -> bool:
         return self.monitor.say_stop()
 
+    def _lanes_at_work(self) -> int:
+        return self.monitor.batons(self._specs[0].baton[0])
+
     def _gauge(self) -> None:
         for name in self.settings.destinations:
             self.tally.set(metrics.BREAKER_OPEN, float(name in self.breakers), destination=name)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from outspark.embedded.java import prepare_environment
 from outspark.settings import RelaySettings
+
+log = logging.getLogger(__name__)
 
 # A lane's task hands over while the next one gets warm, so each lane needs two task slots; waiting costs nothing.
 # The 4 lets a failed task be tried again, which `local[n]` alone does not.
@@ -62,6 +70,9 @@ LOCAL_SETTINGS = {
 }
 
 
+JVM_END = 5.0
+
+
 def open_session(relay: RelaySettings, lanes: int) -> SparkSession:
     """Start a session with room for so many lanes, or join the one of spark-submit. Settings of the user win."""
     builder = SparkSession.builder.appName(f"outspark {relay.id}")
@@ -72,10 +83,46 @@ def open_session(relay: RelaySettings, lanes: int) -> SparkSession:
     else:
         settings = _own_settings(relay) | relay.spark
         master = LOCAL.format(slots=2 * lanes) if relay.master == "local" else relay.master
-        builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+        if master.startswith("sc://"):
+            builder = builder.remote(master)
+        else:
+            _start_apart(
+                SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), relay.id
+            )
+            builder = builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _start_apart(conf: SparkConf, relay_id: str) -> None:
+    """Start the JVM where a signal to our process group does not reach it, and make it deaf to SIGTERM.
+
+    A supervisor may tell every process of ours to end at once, and the lanes need the JVM until they have finished.
+    It ends with us all the same: when the pipe to its stdin breaks.
+    """
+    if SparkContext._active_spark_context is not None:
+        return
+    conf.setAppName(f"outspark {relay_id}")
+    gateway = SparkContext._gateway
+    if gateway is None:
+        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        atexit.register(_see_off, gateway.proc)
+        _ignore_sigterm(gateway.jvm)
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _ignore_sigterm(jvm: Any) -> None:
+    signals = jvm.sun.misc.Signal
+    signals.handle(signals("TERM"), jvm.sun.misc.SignalHandler.SIG_IGN)
+
+
+def _see_off(jvm: subprocess.Popen[bytes]) -> None:
+    """Nobody finds a JVM of ours at work after we have ended in good order."""
+    assert jvm.stdin is not None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        jvm.stdin.close()
+        jvm.wait(JVM_END)
 
 
 def has_ended(spark: SparkSession) -> bool:
@@ -86,6 +133,26 @@ def has_ended(spark: SparkSession) -> bool:
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except (Py4JError, OSError, AttributeError):
         return True
+
+
+def close_session(spark: SparkSession) -> None:
+    """Harmless when Spark has ended already, or ends meanwhile."""
+    if has_ended(spark):
+        return
+    try:
+        spark.stop()
+    except (Py4JError, OSError) as error:
+        log.debug("Spark ended by itself", extra={"error": str(error)})
+
+
+def cancel(spark: SparkSession, tag: str) -> None:
+    """Cancel the tasks with this tag. Harmless when Spark has ended."""
+    if has_ended(spark):
+        return
+    try:
+        spark.interruptTag(tag)
+    except (Py4JError, OSError) as error:
+        log.debug("Spark ended by itself", extra={"error": str(error)})
 
 
 def _submitted() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -40,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class RelayProcess:
-    """Runs in a session of its own, as under a supervisor or in a terminal: its JVM is in its process group."""
+    """Runs in a session of its own, as under a supervisor or in a terminal; its JVM is in another."""
 
     def __init__(
         self,
@@ -121,6 +122,14 @@ class RelayProcess:
         """As a terminal does it."""
         os.killpg(self.pid, number)
 
+    @property
+    def jvm(self) -> int:
+        return wait_for(lambda: children(self.pid, "java"), what="the JVM")[0]
+
+    def family(self) -> list[int]:
+        """This process and all that it started, its JVM and the lanes' processes among them; children first."""
+        return [*descendants(self.pid), self.pid]
+
     def wait(self, timeout: float = STOP) -> int:
         return self._process.wait(timeout)
 
@@ -130,7 +139,11 @@ class RelayProcess:
 
     def kill(self) -> None:
         """SIGKILL for the driver and its JVM."""
+        jvms = children(self.pid, "java")
         self.send_to_group(signal.SIGKILL)
+        for jvm in jvms:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(jvm, signal.SIGKILL)
         self.wait()
 
     def close(self) -> None:
@@ -171,3 +184,16 @@ def relays(folder: Path) -> Iterator[StartRelay]:
 def clean_environ() -> dict[str, str]:
     """Ours without anything that would change what a relay does."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+
+
+def children(pid: int, name: str = "") -> list[int]:
+    """Those that run a program of this name; none when the process is gone."""
+    try:
+        pids = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [child for child in pids if name in os.readlink(f"/proc/{child}/exe")]
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    return [one for child in children(pid) for one in (*descendants(child), child)]

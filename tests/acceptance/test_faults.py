@@ -149,8 +149,7 @@ def test_the_relay_is_killed_and_another_takes_over(site: Site) -> None:
 
 def test_spark_itself_is_killed(site: Site) -> None:
     """The JVM is gone, so the relay cannot host lanes any more: it must end and let its supervisor start it again."""
-    jvm = wait_for(lambda: children(site.relay.pid, "java"), what="the JVM")[0]
-    os.kill(jvm, signal.SIGKILL)
+    os.kill(site.relay.jvm, signal.SIGKILL)
     assert site.relay.wait(RECOVERY) == 1
     assert "the Spark application has ended under the relay" in site.relay.log.splitlines()[-1]
 
@@ -161,9 +160,3 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def children(pid: int, name: str) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        pids = [int(child) for child in file.read().split()]
-    return [child for child in pids if name in os.readlink(f"/proc/{child}/exe")]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,7 +63,8 @@ def test_until_empty_from_a_file(shop: Place, start_relay: StartRelay, tmp_path:
 
 
 def test_a_standby_takes_over_when_the_first_is_stopped(shop: Place, start_relay: StartRelay) -> None:
-    """SIGTERM for the first and Ctrl-C for the second: both give their slots back and lose nothing."""
+    """SIGTERM for the first and Ctrl-C for the second, each for the whole process group: both give their slots back
+    and lose nothing."""
     with writing(shop.url, f"{shop.stream.name}.order"):
         first = _start(start_relay, shop, "first")
         first.await_working()
@@ -69,7 +73,8 @@ def test_a_standby_takes_over_when_the_first_is_stopped(shop: Place, start_relay
         _await_delivered(shop, 200)
         assert {owner.split()[0] for owner, _ in shop.owners().values()} == {"first"}
 
-        assert first.stop(signal.SIGTERM) == 0
+        first.send_to_group(signal.SIGTERM)
+        assert first.wait() == 0
         second.await_working()
         assert {owner.split()[0] for owner, _ in shop.owners().values()} == {"second"}
         _await_delivered(shop, len(shop.stream.arrivals()) + 100)
@@ -95,6 +100,48 @@ def test_a_second_signal_ends_at_once(shop: Place, start_relay: StartRelay) -> N
     relay.send(signal.SIGTERM)
     relay.await_log("stopping; once more stops at once")
     assert relay.stop(signal.SIGTERM, timeout=5) == 128 + signal.SIGTERM
+
+
+def test_a_supervisor_tells_every_process_to_end(shop: Place, start_relay: StartRelay) -> None:
+    with writing(shop.url, f"{shop.stream.name}.order"):
+        relay = _at_work(start_relay, shop)
+        _terminate(relay.family())
+        assert relay.wait() == 0
+    _assert_finished(shop, relay)
+
+
+def test_spark_is_gone_when_the_relay_is_told_to_end(shop: Place, start_relay: StartRelay) -> None:
+    """The batches in flight are finished all the same."""
+    with writing(shop.url, f"{shop.stream.name}.order"):
+        relay = _at_work(start_relay, shop)
+        os.kill(relay.jvm, signal.SIGKILL)
+        _terminate([relay.pid])
+        assert relay.wait() == 0
+    _assert_finished(shop, relay)
+
+
+def _at_work(start_relay: StartRelay, shop: Place) -> RelayProcess:
+    relay = _start(start_relay, shop, "told")
+    relay.await_working()
+    _await_delivered(shop, 100)
+    return relay
+
+
+def _terminate(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _assert_finished(shop: Place, relay: RelayProcess) -> None:
+    """Slots given back, nothing in flight, nothing sent twice."""
+    assert "Traceback" not in relay.log
+    assert all(clean for _, clean in shop.owners().values())
+    assert shop.locks() == 0
+    assert shop.ask("SELECT count(*) FROM openoutbox_events WHERE status = 'DELIVERING'") == [(0,)]
+    arrived = [arrival.id for arrival in shop.stream.arrivals()]
+    delivered = shop.ask("SELECT event_id::text FROM openoutbox_events WHERE status = 'DELIVERED'")
+    assert sorted(arrived) == sorted(id for (id,) in delivered)
 
 
 def _start(start_relay: StartRelay, shop: Place, id: str, *args: str) -> RelayProcess:

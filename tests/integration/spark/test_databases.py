@@ -1,0 +1,27 @@
+"""The driver's connections: one that died meanwhile must not keep the lanes from hearing the word to stop."""
+
+from __future__ import annotations
+
+from outspark.relay import control
+from outspark.relay.connection import connect
+from outspark.spark.databases import Databases
+from tests.databases import Database
+
+NAME = "outspark driver under test"
+
+
+def test_lanes_are_told_to_stop_after_the_database_has_restarted(database: Database) -> None:
+    databases = Databases(NAME)
+    lane = connect(database.url, "lane")
+    control.listen(lane, "run")
+    with databases.use(database.url) as conn:
+        conn.execute("SELECT 1")
+    gone = database.connect().execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s", [NAME]
+    )
+    assert gone.fetchall() == [(True,)]
+
+    assert databases.say_stop({"shop": database.url}, "run")
+    assert [notify.payload for notify in lane.notifies(timeout=5, stop_after=1)] == [control.STOP]
+    databases.close()
+    lane.close()
