@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from outspark import metrics
 from outspark.contracts.arrays import Texts
 from outspark.errors import OwnershipLost
-from outspark.outcome import DELIVERED
+from outspark.outcome import DELIVERED, Held, Outcome, Retry
 from outspark.relay.breaker import Breaker
 from outspark.relay.dead_guard import LONGEST_PAUSE, DeadGuard
 from outspark.relay.deliveries import Deliveries
@@ -31,6 +32,8 @@ LOCK_MARGIN = 1.0
 LONGEST_REAP_INTERVAL = 30.0
 MOST_DUE = 20
 """Heads that are tried again at once: one that hangs costs the lane as long as its publisher waits for it."""
+WIDEST = 8
+"""Where nothing but events that wait is found, claims grow up to this many batches: what goes on stands behind them."""
 RETRY_REST = 3.0
 """After heads were tried again, other events have the lane for so many times as long as that took."""
 
@@ -56,6 +59,8 @@ class SourceLoop:
     """What the last look in order brought."""
     _next_upkeep: float = 0.0
     _next_reap: float = 0.0
+    _width: int = 1
+    """How many times as many events as a batch a claim in order asks for."""
     _due_after: float = 0.0
     _retrying: bool = False
     """Not before this time are heads tried again while there is other work: what hung once may hang again."""
@@ -105,6 +110,8 @@ class SourceLoop:
             took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
             self.source.tally.observe_many(timer.name, took, source=self.source.name, **timer.labels)
         through = self.settler.settle(batch, dispatched, been)
+        if batch is self._found:
+            self._width = min(self._width * 2, WIDEST) if _waits(dispatched.outcomes) else 1
         if through and batch is self._found:
             self.low.passed(batch.events[-1].created_at)
         if self.tenure is not None and self.tenure.suspects:
@@ -170,7 +177,7 @@ class SourceLoop:
         return NOTHING
 
     def _claim(self, token: str) -> Batch:
-        keys, settings = self.source.keys, self.source.settings
+        keys, limit = self.source.keys, self.source.settings.batch_size * self._width
         batch = self.source.claim(
             self.source.statements.claim,
             token,
@@ -179,12 +186,12 @@ class SourceLoop:
                 "blocked": Texts(keys.blocked()),
                 "types": keys.blocked_types(),
                 "low": self.low.begin(),
-                "limit": settings.batch_size,
+                "limit": limit,
             },
         )
         self._found = batch
         size = len(batch.events)
-        self.low.looked(batch.events, settings.batch_size)
+        self.low.looked(batch.events, limit)
         if size:
             self.source.tally.observe(metrics.BATCH_SIZE, size, source=self.source.name)
         return batch
@@ -316,3 +323,11 @@ class SourceLoop:
             times.extend(self.dispatcher.next_probe(block) for block in self.source.keys.awaited())
         times.extend(destination.next_probe() for destination in self.dispatcher.destinations.values())
         self.waking.next_look = min([self.waking.next_look, *(t for t in times if t is not None)])
+
+
+def _waits(outcomes: Sequence[Outcome]) -> bool:
+    """Does all of it wait for a breaker, or behind what does?"""
+    return all(
+        isinstance(outcome, Held) or (isinstance(outcome, Retry) and not outcome.counted)
+        for outcome in outcomes
+    )

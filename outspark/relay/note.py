@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from outspark.error_text import storable
 
-MOST_KEYS = 10_000
+MOST_KEYS = 100_000
 """Beyond this a note would cost more than it saves."""
 
 
