@@ -21,6 +21,7 @@ from outspark.contracts.upkeep import Upkeep
 from outspark.errors import SettingsError
 from outspark.loading import pick_inbox, pick_source
 from outspark.maintenance import Maintenance
+from outspark.postgres_tls import explained
 from outspark.redaction import redact
 from outspark.settings import Settings, SourceSettings
 from outspark.settings.inbox import InboxSettings, PartitionSettings
@@ -134,7 +135,7 @@ def connect(
             url, autocommit=True, connect_timeout=CONNECT_TIMEOUT, fallback_application_name="outspark"
         )
     except psycopg.OperationalError as error:
-        reason = " ".join(str(error).split())
+        reason = explained(" ".join(str(error).split()), url)
         raise DatabaseUnreachable(f"{kind} {name!r} at {redact(url)} cannot be reached: {reason}") from error
     except psycopg.ProgrammingError as error:
         raise DatabaseUnreachable(
