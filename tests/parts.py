@@ -54,6 +54,18 @@ def _openssl() -> str | None:
     return None if shutil.which("openssl") else "the program openssl is not on the path"
 
 
+def _postgres_tls() -> str | None:
+    if postgres_with_tls() is not None:
+        return None
+    return "the embedded PostgreSQL has no TLS, and there is no Debian package of one: apt install postgresql"
+
+
+def postgres_with_tls() -> Path | None:
+    """The programs of the newest PostgreSQL that Debian's packages installed."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    return max((path.parent for path in found), key=lambda path: float(path.parent.name), default=None)
+
+
 def _java() -> str | None:
     return _answer(java_home)
 
@@ -72,6 +84,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "redis": _redis,
     "http": _http,
     "openssl": _openssl,
+    "postgres-tls": _postgres_tls,
     "java": _java,
     "spark": _spark,
 }

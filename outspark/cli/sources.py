@@ -22,6 +22,7 @@ from outspark.contracts.upkeep import Upkeep
 from outspark.errors import SettingsError
 from outspark.loading import pick_inbox, pick_source
 from outspark.maintenance import Maintenance
+from outspark.postgres_tls import explained
 from outspark.redaction import redact
 from outspark.settings import Settings, SourceSettings
 from outspark.settings.inbox import InboxSettings, PartitionSettings
@@ -137,7 +138,7 @@ def connect(
     try:
         conn = psycopg.connect(**parameters, autocommit=True)
     except psycopg.Error as error:
-        reason = " ".join(str(error).split())
+        reason = explained(" ".join(str(error).split()), url)
         raise DatabaseUnreachable(f"{kind} {name!r} at {redact(url)} cannot be reached: {reason}") from error
     with conn:
         refuse_old(conn)

@@ -11,6 +11,7 @@ from outspark.outcome import Outcome, Retry
 from outspark.publishers.kafka_client import Client
 from outspark.publishers.kafka_delivery import Delivery
 from outspark.publishers.kafka_options import kafka_options
+from outspark.publishers.kafka_tls import explained
 from outspark.publishers.kafka_wire import Encoder
 from outspark.settings import DestinationSettings
 
@@ -75,5 +76,5 @@ class KafkaPublisher:
 
     def _describe(self, error: Exception | str) -> str:
         """What went wrong and where, without credentials, whatever the client put into its message."""
-        text = self._options.hide_secrets(str(error))
+        text = self._options.hide_secrets(explained(str(error), self._options.client))
         return f"destination {self._name}: Kafka at {self._options.brokers}: {text}"

@@ -17,6 +17,7 @@ from confluent_kafka.admin import TopicMetadata
 from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
 from outspark.outcome import HELD, Outcome
+from outspark.publishers.kafka_tls import is_about_our_certificate
 from outspark.publishers.kafka_wire import BEING_CREATED, Wire, topic_fault, topic_refusal
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,9 @@ class _Faults:
     def __call__(self, error: KafkaError) -> None:
         if error.fatal():
             self.fatal = f"the producer gave up: {error.str()} ({error.name()})"
-        elif error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+        elif error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or is_about_our_certificate(
+            error.str()
+        ):
             self.refused = error.str()
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.all_down = True

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from outspark.errors import SettingsError
+from outspark.publishers.kafka_tls import require_tls
 
 _SCHEME = "kafka://"
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/@:\[\]]+)(:\d{1,5})?")
@@ -46,6 +47,7 @@ def brokers(where: str, url: str) -> str:
 
 def try_out(where: str, properties: Mapping[str, str], make: Callable[[dict[str, Any]], Any]) -> None:
     """librdkafka is the one who knows its properties; without brokers it connects nowhere."""
+    require_tls(where, properties)
     try:
         make({**properties, "log_level": "0"})
     except (KafkaException, TypeError, ValueError) as error:

@@ -22,16 +22,16 @@ _VERIFY_CODES = {
     62: _WRONG_NAME,
     64: _WRONG_NAME,
 }
-_REFUSES_OURS = "the server refuses our client certificate"
+REFUSES_OURS = "the server refuses our client certificate"
 # Parts of OpenSSL's reasons, in this order: most of them are alerts that the server sent.
 _REASONS = {
     "CERTIFICATE_REQUIRED": NO_CLIENT_CERTIFICATE,
-    "ALERT_CERTIFICATE_EXPIRED": f"{_REFUSES_OURS}: it has expired",
-    "ALERT_CERTIFICATE_REVOKED": f"{_REFUSES_OURS}: it was revoked",
-    "ALERT_UNKNOWN_CA": f"{_REFUSES_OURS}: it does not know the CA that signed it",
-    "ALERT_BAD_CERTIFICATE": f"{_REFUSES_OURS}, or asks for one",
-    "ALERT_CERTIFICATE_UNKNOWN": _REFUSES_OURS,
-    "ALERT_UNSUPPORTED_CERTIFICATE": _REFUSES_OURS,
+    "ALERT_CERTIFICATE_EXPIRED": f"{REFUSES_OURS}: it has expired",
+    "ALERT_CERTIFICATE_REVOKED": f"{REFUSES_OURS}: it was revoked",
+    "ALERT_UNKNOWN_CA": f"{REFUSES_OURS}: it does not know the CA that signed it",
+    "ALERT_BAD_CERTIFICATE": f"{REFUSES_OURS}, or asks for one",
+    "ALERT_CERTIFICATE_UNKNOWN": REFUSES_OURS,
+    "ALERT_UNSUPPORTED_CERTIFICATE": REFUSES_OURS,
     "ALERT_HANDSHAKE_FAILURE": "the server found no TLS version or cipher in common, or asks for a client certificate",
     "ALERT_PROTOCOL_VERSION": "the server speaks no version of TLS that we do",
     "WRONG_VERSION_NUMBER": NOT_OFFERED,

@@ -23,13 +23,17 @@ def tls_verdict(
     port: int,
     context: ssl.SSLContext,
     begin: Callable[[socket.socket], None] | None = None,
+    name: str | None = None,
 ) -> str | None:
-    """None where no fault of TLS is found. `begin` says what a protocol wants to hear before the handshake."""
+    """None where no fault of TLS is found. `begin` says what a protocol wants to hear before the handshake.
+
+    `name` is what the certificate must name, where that is not the host.
+    """
     try:
         with socket.create_connection((host, port), _TIMEOUT) as plain:
             if begin is not None:
                 begin(plain)
-            with context.wrap_socket(plain, server_hostname=host) as encrypted:
+            with context.wrap_socket(plain, server_hostname=name or host) as encrypted:
                 encrypted.settimeout(_VERDICT)
                 encrypted.recv(1)
     except OSError as error:

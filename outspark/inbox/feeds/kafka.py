@@ -18,6 +18,7 @@ from outspark.inbox.feeds.kafka_options import kafka_feed_options
 from outspark.inbox.feeds.outage import Outage
 from outspark.inbox.message import Received
 from outspark.publishers.kafka_client import Client, ClientLog
+from outspark.publishers.kafka_tls import explained
 from outspark.settings.inbox import FeedSettings
 
 # Asked for by `check` where all topics are patterns. It need not exist: whatever the brokers answer, they are there.
@@ -243,7 +244,8 @@ class KafkaFeed:
 
     def _describe(self, text: str) -> str:
         """What went wrong and where, without credentials, whatever the client put into its message."""
-        return f"feed of {self._group}: Kafka at {self._options.brokers}: {self._options.hide_secrets(text)}"
+        text = self._options.hide_secrets(explained(text, self._options.client))
+        return f"feed of {self._group}: Kafka at {self._options.brokers}: {text}"
 
 
 def _take(consumer: Consumer, limit: int, timeout: float) -> list[Any]:

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError
 
 from outspark.errors import FeedFailed
 from outspark.inbox.feeds.outage import Outage
+from outspark.publishers.kafka_tls import is_about_our_certificate
 
 NOT_OURS: Final = frozenset(
     {
@@ -68,7 +69,7 @@ def is_missing(error: KafkaError) -> bool:
 
 def is_refusal(error: KafkaError) -> bool:
     """Waiting does not help: somebody has to change something."""
-    return error.code() in _REFUSED
+    return error.code() in _REFUSED or is_about_our_certificate(error.str())
 
 
 def is_fatal(error: KafkaError) -> bool:

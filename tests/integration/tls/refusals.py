@@ -11,7 +11,7 @@ import pytest
 
 from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
-from outspark.outcome import DELIVERED
+from outspark.outcome import DELIVERED, Retry
 from outspark.publishers import Publisher, open_publisher
 from outspark.settings import DestinationSettings
 
@@ -53,3 +53,13 @@ def assert_refused(type: str, topic: str, reason: str, url: str, **options: Any)
                 attempt()
             assert not isinstance(refused.value, DestinationDown)
             assert PASSWORD not in str(refused.value)
+
+
+def assert_waits(publisher: Publisher, topic: str, reason: str) -> None:
+    """Nothing is delivered, it costs no attempt, and the reason is told."""
+    (outcome,) = publisher.publish([event(topic)], TIMEOUT)
+    assert isinstance(outcome, Retry)
+    assert not outcome.counted
+    assert reason in outcome.error
+    with pytest.raises(DestinationDown, match=reason):
+        publisher.check(TIMEOUT)
