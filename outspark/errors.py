@@ -66,10 +66,7 @@ class TransactionRequired(OutsparkError):
 
 
 class DatabaseRefused(OutsparkError):
-    """The message names the source or inbox and what was refused."""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}. No waiting mends this; --wait-for-database waits all the same"
+    """The message says what was refused, and what to do where that is known."""
 
 
 class TableInvalid(OutsparkError):
@@ -83,7 +80,7 @@ class SlotsTableMissing(OutsparkError):
     def __str__(self) -> str:
         return (
             'ordering = "key" needs the table outspark_slots, and this role may not create it. '
-            f'Run this as a role that may, or set ordering = "none":\n{self.args[0]}'
+            f'Run this as a role that may, or set ordering = "none":\n{_pasteable(self.args[0])}'
         )
 
 
@@ -95,8 +92,14 @@ class DeliveriesTableMissing(OutsparkError):
         name, statement = self.args
         return (
             f"a route with several destinations needs the table {name}. "
-            f"Run `outspark init --apply` with this configuration, or:\n{statement}"
+            f"Run `outspark init --apply` with this configuration, or:\n{_pasteable(statement)}"
         )
+
+
+def _pasteable(statement: str) -> str:
+    """Without its comments: where an error is written as one line, the first would swallow the rest."""
+    kept = [line for line in statement.splitlines() if not line.lstrip().startswith("--")]
+    return "\n".join(kept).rstrip(";") + ";"
 
 
 class PoolerDetected(OutsparkError):

@@ -13,6 +13,7 @@ from outspark.cli import options, output
 if TYPE_CHECKING:
     from outspark.contracts.contract import Contract
     from outspark.contracts.names import TableName
+    from outspark.contracts.privileges import Need, Who
     from outspark.settings import Settings, SourceSettings
     from outspark.settings.inbox import InboxSettings
 
@@ -68,6 +69,16 @@ def init(
             help="On jeap and omnibox, add an index of ours, so that looks stay short however much was sent.",
         ),
     ] = False,
+    grants: Annotated[
+        str | None,
+        typer.Option(
+            "--grants", metavar="ROLE", help="Add what this role must be granted to relay and to write."
+        ),
+    ] = None,
+    grants_for: Annotated[
+        str | None,
+        typer.Option("--grants-for", metavar="relay|writer", help="With --grants, only for one of the two."),
+    ] = None,
     config: options.Config = None,
     source: Annotated[
         str | None,
@@ -82,8 +93,9 @@ def init(
     """Print the DDL of an outbox table, or of omni-box's inbox, or create it.
 
     Without `--apply` the SQL goes to stdout and nothing else does, so it can be piped or put into a
-    migration. Running it again changes nothing. Where a route of the configuration has several destinations,
-    the small table that remembers which of them already have an event comes along. Where a source or inbox of the
+    migration. Running it again changes nothing, and `--apply` says what was created and what existed. The small
+    tables that a relay keeps beside an outbox come along: who owns which slot, and where a route of the configuration
+    has several destinations, which of them already have an event. Where a source or inbox of the
     settings has `partitions`, its table is partitioned; `outspark partitions keep` makes the first ones.
 
     ```
@@ -91,18 +103,21 @@ def init(
     outspark init --table sales.outbox | psql "$DATABASE_URL"
     outspark init --apply --url postgresql://localhost/shop
     outspark init --apply --doorbell --lanes 4
+    outspark init --grants relay_role --grants-for relay | psql "$DATABASE_URL"
     outspark init --contract jeap --ready-index | psql "$DATABASE_URL"
     outspark init --contract omnibox --inbox --partitioned
     outspark init --inbox --source billing --apply
     outspark init --dead-letters --table billing_letters | psql "$DATABASE_URL"
     ```
     """
-    from outspark.contracts import deliveries
+    from outspark.contracts import privileges
     from outspark.contracts.doorbell import doorbell_ddl
     from outspark.contracts.names import TableName
+    from outspark.contracts.shape import script
 
+    whose = _whose(grants, grants_for)
     if dead_letters:
-        if inbox or partitioned or doorbell or ready_index or contract is not None:
+        if grants or inbox or partitioned or doorbell or ready_index or contract is not None:
             raise typer.BadParameter(_LETTERS_ONLY)
         _dead_letters(*_target(_load(config, source, url, None, True), source, apply, True), table, apply)
         return
@@ -116,17 +131,37 @@ def init(
     chosen = TableName.parse(table or _table_of(own, kind, unnamed=partitioned and not kept))
     bell = settings.relay.lanes if doorbell else 0
     fan_out = target is not None and not inbox and settings.fans_out(name)
+    ordered = not inbox and getattr(own, "ordering", "key") == "key"
+
+    def beside(table: TableName) -> list[privileges.Need]:
+        return privileges.side_needs(kind, table, ordered=ordered, fans_out=fan_out)
+
+    def granted(table: TableName) -> list[str]:
+        made = [
+            statement
+            for who in whose
+            for statement in privileges.grants(kind, table, grants or "", who, beside(table), inbox=inbox)
+        ]
+        return list(dict.fromkeys(made))
+
     if target is not None and apply:
-        _create(name, target, kind, chosen, bell, fan_out, ready)
+        _create(name, target, kind, chosen, bell, ready, beside, granted)
     else:
-        parts = [kind.ddl(chosen)]
+        parts = [kind.ddl(chosen), *(script([need.create]) for need in beside(chosen))]
         if ready is not None:
             parts.append(f"{ready(chosen)};\n")
-        if fan_out:
-            parts.append(f"{deliveries.compose(deliveries.CREATE, chosen)};\n")
         if bell:
             parts.append(doorbell_ddl(chosen, bell))
+        if grants:
+            parts.append("".join(f"{statement};\n" for statement in granted(chosen)))
         typer.echo("\n".join(parts), nl=False)
+
+
+def _whose(role: str | None, only: str | None) -> list[Who]:
+    if only is not None and (only not in ("relay", "writer") or role is None):
+        raise typer.BadParameter("--grants-for is relay or writer, and goes with --grants ROLE")
+    both: list[Who] = ["relay", "writer"]
+    return [who for who in both if role is not None and only in (None, who)]
 
 
 def _load(
@@ -195,6 +230,7 @@ def _target(settings: Settings, name: str | None, apply: bool, of_inbox: bool) -
 
 
 def _dead_letters(name: str, target: Target | None, table: str | None, apply: bool) -> None:
+    from outspark.cli.making import Maker
     from outspark.cli.sources import connect
     from outspark.contracts.names import TableName, resolve
     from outspark.contracts.shape import script
@@ -208,9 +244,10 @@ def _dead_letters(name: str, target: Target | None, table: str | None, apply: bo
         return
     with connect("inbox" if _is_inbox(target) else "source", name, target) as conn:
         with conn.transaction():
+            maker = Maker(conn)
             for statement in statements:
-                conn.execute(statement.encode())
-        output.note(f"table {resolve(conn, chosen)} is there, for letters about dead events")
+                maker.run(statement)
+        maker.tell(resolve(conn, chosen))
 
 
 def _create(
@@ -219,29 +256,32 @@ def _create(
     contract: Contract,
     table: TableName,
     bell: int,
-    fan_out: bool,
     ready_index: Callable[[TableName], str] | None,
+    beside: Callable[[TableName], list[Need]],
+    granted: Callable[[TableName], list[str]],
 ) -> None:
+    from outspark.cli.making import Maker
     from outspark.cli.sources import connect
-    from outspark.contracts import deliveries, doorbell
+    from outspark.contracts import doorbell
     from outspark.contracts.names import resolve
 
     with connect("inbox" if _is_inbox(target) else "source", name, target) as conn:
         with conn.transaction():
-            for statement in [
-                *contract.statements(table),
-                *([ready_index(table)] if ready_index else []),
-            ]:
-                conn.execute(statement.encode())
+            maker = Maker(conn)
+            for statement in [*contract.statements(table), *([ready_index(table)] if ready_index else [])]:
+                maker.run(statement)
             found = resolve(conn, table)
-            if fan_out:
-                conn.execute(deliveries.compose(deliveries.CREATE, found).encode())
+            for need in beside(found):
+                maker.run(need.create)
+            before = doorbell.installed_lanes(conn, found) if bell else 0
             for statement in doorbell.statements(found, bell) if bell else []:
                 conn.execute(statement.encode())
-        output.note(f"table {found} is there" + (f", with a doorbell for {bell} lanes" if bell else ""))
-        if fan_out:
-            output.note(
-                f"table {deliveries.deliveries_table(found)} is there, for events to several destinations"
-            )
+            for statement in granted(found):
+                conn.execute(statement.encode())
+        maker.tell(found)
+        if bell:
+            output.note(f"doorbell for {bell} lanes {'exists' if before == bell else 'created'}")
+        for statement in granted(found):
+            output.note(statement)
         for finding in contract.check_table(conn, found):
             output.note(f"{finding.level}: {finding}")

@@ -174,8 +174,11 @@ class Desk:
     def _close(self, error: Exception) -> None:
         """Drop the connection and everything that lived in its session; try again after a pause."""
         self.problem = " ".join(str(error).split()) or type(error).__name__
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        refused = isinstance(error, psycopg.errors.InsufficientPrivilege)
+        what = "lost the database" if lost else "not allowed" if refused else "cannot work on the sources"
         log.warning(
-            "lost the database; trying again",
+            f"{what}; trying again",
             extra={
                 "lane": self.spec.lane,
                 "sources": [share.name for share in self.shares],

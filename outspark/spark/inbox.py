@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from outspark import metrics, telemetry
+from outspark.contracts import privileges
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox import check
@@ -29,6 +30,8 @@ from outspark.spark.monitor import as_json
 from outspark.spark.refusals import Preflight
 
 CHECK_TIMEOUT = 2.0
+TASK_NEEDS: dict[Task, str] = {"take": "INSERT", "work": "UPDATE"}
+"""What each needs besides SELECT."""
 
 
 class InboxApp(LanesApp):
@@ -85,6 +88,9 @@ class InboxApp(LanesApp):
         with self._databases.use(inbox.url.get_secret_value()) as conn:
             table = resolve_inbox(conn, TableName.parse(inbox.table))
             self._identities.claim(conn, name, table, inbox.group)
+            wanted = ("SELECT", *(TASK_NEEDS[task] for task in self._tasks))
+            if lacks := privileges.lacking(conn, [privileges.Need(table, wanted)]):
+                raise DatabaseRefused(" ".join(lacks))
             refuse_errors(table, check.check_table(conn, table, inbox=True))
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from outspark import contracts, metrics
+from outspark.contracts import privileges
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName, resolve
@@ -140,14 +141,26 @@ class Monitor:
     def _look(self, name: str, source: SourceSettings) -> None:
         """Closely until all was well once, because a database that was away may come back with a wrong table."""
         with self._use(source) as conn:
-            if name in self._well:
-                conn.execute("SELECT 1")
-            else:
-                self._look_closely(name, source, conn)
+            table = resolve(conn, TableName.parse(source.table))
+            self._check_privileges(name, source, conn, table)
+            if name not in self._well:
+                self._look_closely(name, source, conn, table)
                 self._well.add(name)
 
-    def _look_closely(self, name: str, source: SourceSettings, conn: Connection) -> None:
-        table = resolve(conn, TableName.parse(source.table))
+    def _check_privileges(
+        self, name: str, source: SourceSettings, conn: Connection, table: TableName
+    ) -> None:
+        """Each time: a privilege may be revoked, and a lane without it claims nothing."""
+        needs = privileges.relay_needs(
+            contracts.get(source.contract),
+            table,
+            ordered=source.ordering == "key",
+            fans_out=self.settings.fans_out(name),
+        )
+        if lacks := privileges.lacking(conn, needs):
+            raise DatabaseRefused(" ".join(lacks))
+
+    def _look_closely(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
         self._identities.claim(conn, name, table)
         findings = contracts.get(source.contract).check_table(conn, table)
         refuse_errors(table, findings)

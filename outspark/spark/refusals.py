@@ -67,4 +67,5 @@ class Preflight:
     def refuse(self) -> None:
         """DatabaseRefused when something was collected."""
         if self._refusals:
-            raise DatabaseRefused("; ".join(self._refusals))
+            told = "; ".join(self._refusals)
+            raise DatabaseRefused(f"{told} (--wait-for-database waits for this to be mended)")

@@ -227,7 +227,7 @@ def test_init_makes_the_inbox_of_the_settings(cli: Cli, database: Database) -> N
     assert "PARTITION BY RANGE (created_at)" in printed
     done = cli("init", "--inbox", "--apply")
     assert done.returncode == 0
-    assert "table public.billing_inbox is there" in done.stderr
+    assert "table public.billing_inbox created" in done.stderr
     assert len(cli.json("partitions", "keep")["created"]) == 2
 
 
@@ -240,6 +240,6 @@ def test_init_makes_a_table_for_dead_letters(cli: Cli, database: Database) -> No
     assert 'CREATE TABLE IF NOT EXISTS "inbox_dead_letters"' in cli.ok("init", "--dead-letters")
     made = cli("init", "--dead-letters", "--apply", "--source", "billing")
     assert made.returncode == 0
-    assert "table public.inbox_dead_letters is there, for letters about dead events" in made.stderr
+    assert "table public.inbox_dead_letters created" in made.stderr
     assert cli("init", "--dead-letters", "--doorbell").returncode == 2
     assert "choose one with --source: billing, shipping" in cli("init", "--dead-letters", "--apply").stderr

@@ -43,7 +43,7 @@ def test_init_prints_the_contract_and_our_index_on_demand(cli: Cli) -> None:
     plain, more = cli.ok("init"), cli.ok("init", "--ready-index")
 
     assert 'CREATE TABLE IF NOT EXISTS "shedlock"' in plain
-    assert "outspark" not in plain
+    assert "outspark_ready" not in plain
     assert more.startswith(plain)
     assert "WHERE (sent_immediately IS NULL AND sent_scheduled IS NULL AND failed IS NULL) OR resend;" in more
 

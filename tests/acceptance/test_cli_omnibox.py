@@ -46,7 +46,7 @@ def test_init_prints_each_of_the_four_tables(cli: Cli) -> None:
     both = cli.ok("init", "--inbox", "--partitioned", "--table", "sales.inbox", "--ready-index")
     assert 'ON "sales"."inbox" (message_id, consumer_group, created_at)' in both
     assert "outspark_ready" in both
-    assert "outspark" not in partitioned
+    assert "outspark_ready" not in partitioned
 
 
 def test_init_takes_these_flags_for_this_contract_only(cli: Cli) -> None:

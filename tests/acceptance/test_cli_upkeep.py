@@ -82,11 +82,56 @@ def test_init_applies_with_a_doorbell(cli: Cli, outbox: psycopg.Connection[Any])
     done = cli("init", "--apply", "--doorbell", "--lanes", "3")
     assert done.returncode == 0
     assert done.stdout == ""
-    assert "table public.openoutbox_events is there, with a doorbell for 3 lanes" in done.stderr
+    assert "table public.openoutbox_events exists\n" in done.stderr
+    assert "doorbell for 3 lanes created\n" in done.stderr
     [trigger] = outbox.execute(
         "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal"
     ).fetchall()
     assert trigger[0].count("pg_try_advisory_xact_lock_shared") == 3
+
+
+def test_init_says_what_it_made_and_what_was_there(cli: Cli, database: Database) -> None:
+    first, second = cli("init", "--apply"), cli("init", "--apply")
+    assert first.stdout == second.stdout == ""
+    made, found = first.stderr.splitlines(), second.stderr.splitlines()
+    assert made[0] == "table public.openoutbox_events created"
+    assert made[-1] == "table public.outspark_slots created"
+    assert all(line.endswith(" created") for line in made)
+    assert found == [line.replace(" created", " exists") for line in made]
+    assert sum(line.startswith("index public.") for line in made) == len(made) - 2
+    lost = made[1].split()[1]
+    database.connect().execute(f"DROP INDEX {lost}".encode())
+    again = cli("init", "--apply").stderr.splitlines()
+    assert [line for line in again if line.endswith(" created")] == [f"index {lost} created"]
+
+
+def test_init_prints_and_makes_the_side_tables_and_grants(cli: Cli, database: Database) -> None:
+    conn = database.connect()
+    conn.execute("CREATE ROLE modest_role")
+    try:
+        printed = cli.ok("init", "--table", "public.printed", "--grants", "modest_role")
+        conn.execute(printed.encode())
+        assert 'GRANT SELECT, UPDATE, DELETE ON "public"."printed" TO "modest_role";' in printed
+        assert 'GRANT SELECT, INSERT ON "public"."printed" TO "modest_role";' in printed
+        assert 'CREATE TABLE IF NOT EXISTS "public"."outspark_slots"' in printed
+        writer = cli.ok(
+            "init", "--table", "public.printed", "--grants", "modest_role", "--grants-for", "writer"
+        )
+        assert 'UPDATE, DELETE ON "public"."printed"' not in writer
+        applied = cli("init", "--apply", "--grants", "modest_role", "--grants-for", "relay")
+        assert applied.returncode == 0
+        assert (
+            'GRANT SELECT, UPDATE, DELETE ON "public"."openoutbox_events" TO "modest_role"' in applied.stderr
+        )
+        allowed = "SELECT has_table_privilege('modest_role', 'openoutbox_events', %s)"
+        answers = [conn.execute(allowed, [one]).fetchone() for one in ("SELECT", "UPDATE", "INSERT")]
+        assert answers == [(True,), (True,), (False,)]
+        slots = "SELECT has_table_privilege('modest_role', 'outspark_slots', 'SELECT, INSERT, UPDATE')"
+        assert conn.execute(slots).fetchone() == (True,)
+        assert cli("init", "--grants-for", "relay").returncode == 2
+    finally:
+        conn.execute("DROP OWNED BY modest_role")
+        conn.execute("DROP ROLE modest_role")
 
 
 def test_an_event_from_flags(cli: Cli, outbox: psycopg.Connection[Any]) -> None:
