@@ -14,6 +14,7 @@ from outspark.embedded.nats import program
 from outspark.embedded.rabbitmq import program as rabbitmq_program
 from outspark.embedded.redis import program as redis_program
 from outspark.errors import OutsparkError
+from tests import netns
 
 
 def _nats() -> str | None:
@@ -54,6 +55,10 @@ def _spark() -> str | None:
     return _package("pyspark", "spark") or _package("pandas", "spark") or _java()
 
 
+def _netns() -> str | None:
+    return netns.lack()
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "kafka": _kafka,
     "nats": _nats,
@@ -64,6 +69,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "openssl": _openssl,
     "java": _java,
     "spark": _spark,
+    "netns": _netns,
 }
 
 
