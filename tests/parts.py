@@ -15,6 +15,7 @@ from outspark.embedded.nats import program
 from outspark.embedded.rabbitmq import program as rabbitmq_program
 from outspark.embedded.redis import program as redis_program
 from outspark.errors import OutsparkError
+from tests import netns
 
 OLDEST_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
 """The oldest PostgreSQL that is supported, as Debian's package brings it; the embedded one is newer."""
@@ -75,6 +76,10 @@ def _spark() -> str | None:
     return _package("pyspark", "spark") or _package("pandas", "spark") or _java()
 
 
+def _netns() -> str | None:
+    return netns.lack()
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "kafka": _kafka,
     "nats": _nats,
@@ -87,6 +92,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "postgres-tls": _postgres_tls,
     "java": _java,
     "spark": _spark,
+    "netns": _netns,
 }
 
 

@@ -21,6 +21,7 @@ from outspark.errors import OutsparkError
 from outspark.metrics import DOORBELL_RINGS_TOTAL, Tally
 from outspark.relay import control, workbench
 from outspark.relay.breaker import Destination
+from outspark.relay.connecting import Connecting
 from outspark.relay.connection import Connection
 from outspark.relay.dead_guard import DeadGuard
 from outspark.relay.deliveries import Deliveries
@@ -42,6 +43,8 @@ from outspark.telemetry import Tracing
 log = logging.getLogger(__name__)
 
 BATON_POLL = 0.05
+QUICK_CONNECT, CONNECT_POLL = 0.05, 0.02
+"""Seconds that the other desks wait for a connection; one that takes longer is looked after again and again."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
@@ -67,6 +70,7 @@ class Desk:
     paused: list[dict[str, Any]] = field(default_factory=list)
     """Types of events that were paused when the slots were released."""
     _pause: float = FIRST_PAUSE
+    _connecting: Connecting | None = None
 
     def step(self) -> int:
         """One round over the sources that want to be looked at; how many events were settled."""
@@ -99,6 +103,7 @@ class Desk:
     def release(self) -> None:
         """Finish in good order: leave the slots, unlock all, tell the next shift. The connection is kept."""
         self.released = True
+        self._stop_connecting()
         if self.conn is None:
             return
         try:
@@ -119,6 +124,10 @@ class Desk:
         ]
         self.conn, self.loops = None, []
 
+    def is_away(self) -> bool:
+        """Is there no connection, and none under way?"""
+        return self.conn is None and self._connecting is None
+
     def taking_over(self) -> bool:
         """A grace would begin anew with the next shift and suspects would travel with others, so this one ends it."""
         return any(loop.tenure is not None and loop.tenure.taking_over() for loop in self.loops)
@@ -127,20 +136,39 @@ class Desk:
         """Drop the connection as it is: its locks go, and what was in flight is the next owner's to adopt."""
         if not self.released:
             self.released = True
+            self._stop_connecting()
             workbench.discard(self.url)
             self.conn, self.loops = None, []
 
     def _step(self) -> int:
-        if self.conn is None:
-            self._open()
+        if self.conn is None and not self._connect():
+            return 0
         if not self.holds_baton and not self._take_baton():
             return 0
         now = time.monotonic()
         return sum(loop.step() for loop in self.loops if loop.waking.next_look <= now)
 
-    def _open(self) -> None:
-        name = f"outspark {self.spec.relay.id} lane {self.spec.lane}"
-        self.conn = conn = workbench.connection(self.url, name)
+    def _connect(self) -> bool:
+        """Begin to connect, or see how far that is; True when it is done. The other desks are not held up by it."""
+        patience = 0.0
+        if self._connecting is None:
+            name = f"outspark {self.spec.relay.id} lane {self.spec.lane}"
+            self._connecting, patience = workbench.connecting(self.url, name), QUICK_CONNECT
+        if not self._connecting.done(patience):
+            self.next_try = time.monotonic() + CONNECT_POLL
+            return False
+        connecting, self._connecting = self._connecting, None
+        self._open(connecting.result())
+        return True
+
+    def _stop_connecting(self) -> None:
+        if self._connecting is not None:
+            self._connecting.abandon()
+            self._connecting = None
+
+    def _open(self, conn: Connection) -> None:
+        workbench.keep(self.url, conn)
+        self.conn = conn
         conn.add_notify_handler(self._heard)
         control.listen(conn, self.spec.channel)
         self.loops = [self._loop(conn, share) for share in self.shares]

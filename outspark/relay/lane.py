@@ -74,7 +74,7 @@ class Lane:
                 if stopped or now >= ends:
                     for desk in self.desks:
                         # Where a database is away there is nothing to hand over, and no relief can be heard.
-                        ready = desk.conn is None or (desk.relieved and not desk.taking_over())
+                        ready = desk.is_away() or (desk.relieved and not desk.taking_over())
                         if stopped or ready or now >= latest:
                             self._release(desk)
                 if not worked:

@@ -11,6 +11,7 @@ import psycopg
 
 from outspark.publishers import open_publisher
 from outspark.relay.breaker import Destination
+from outspark.relay.connecting import Connecting
 from outspark.relay.connection import Connection, connect
 from outspark.settings import DestinationSettings
 from outspark.telemetry import Tracing, tracing
@@ -33,15 +34,14 @@ def calm_collector() -> None:
         gc.set_threshold(50_000, 20, 100)
 
 
-def connection(url: str, name: str) -> Connection:
-    """The connection of this process to a database. One that was kept is pinged first: it may have died since."""
-    conn = _connections.get(url)
-    if conn is not None and not _answers(conn):
-        discard(url)
-        conn = None
-    if conn is None:
-        conn = _connections[url] = connect(url, name)
-    return conn
+def connecting(url: str, name: str) -> Connecting:
+    """Begin to connect to a database. A connection that was kept is pinged first: it may have died since."""
+    kept = _connections.pop(url, None)
+    return Connecting(lambda: _ready(kept) or connect(url, name))
+
+
+def keep(url: str, conn: Connection) -> None:
+    _connections[url] = conn
 
 
 def discard(url: str) -> None:
@@ -77,12 +77,13 @@ def _destination(name: str, settings: DestinationSettings) -> Destination:
     return _destinations[key]
 
 
-def _answers(conn: Connection) -> bool:
-    if conn.closed or conn.broken:
-        return False
+def _ready(kept: Connection | None) -> Connection | None:
+    if kept is None or kept.closed or kept.broken:
+        return None
     try:
-        conn.execute("SELECT 1")
+        kept.execute("SELECT 1")
     except psycopg.Error as error:
         log.info("a kept connection had died", extra={"error": str(error).strip()})
-        return False
-    return True
+        kept.close()
+        return None
+    return kept

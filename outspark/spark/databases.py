@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TypeVar
 
 import psycopg
 
@@ -13,71 +16,111 @@ from outspark.errors import OutsparkError
 from outspark.redaction import redact
 from outspark.relay import control
 from outspark.relay.connection import Connection, connect
+from outspark.spark.asking import Asker
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Seconds in which a database has to answer before the others' answers go on without it."""
 
 
 class Databases:
     """Safe to use from several threads. `name` shows in pg_stat_activity."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, patience: float = PATIENCE) -> None:
         self._name = name
+        self._patience = patience
         self._connections: dict[str, Connection] = {}
-        self._lock = threading.RLock()
+        self._locks: dict[str, threading.RLock] = {}
+        self._askers: dict[str, Asker] = {}
+        self._lock = threading.Lock()
         self._unheard: set[str] = set()
 
     @contextmanager
     def use(self, url: str) -> Iterator[Connection]:
         """The connection, for this thread alone; after an error of the database the next one is new."""
-        with self._lock:
+        with self._lock_of(url):
             try:
                 yield self._open(url)
             except (psycopg.Error, OutsparkError):
                 self._forget(url)
                 raise
 
+    def each(self, urls: Mapping[str, str], work: Callable[[str], T]) -> dict[str, T | Exception]:
+        """What `work` answers to each name, all databases at the same time, or why it does not.
+
+        One that hangs is left alone with its question; until that has ended, it is not waited for again.
+        """
+        askers = {name: self._asker(url) for name, url in urls.items()}
+        asked = {name: asker.ask(partial(work, name)) for name, asker in askers.items()}
+        until = time.monotonic() + self._patience
+        answers: dict[str, T | Exception] = {}
+        for name, future in asked.items():
+            try:
+                answers[name] = askers[name].answer(future, until, self._patience)
+            except (psycopg.Error, OutsparkError) as error:
+                answers[name] = error
+        return answers
+
     def say_stop(self, databases: dict[str, str], channel: str) -> bool:
         """Tell all lanes to finish, in each database by the name it is known by.
 
         False when none could be reached, so that no lane can have heard it.
         """
-        heard = False
-        for name, url in databases.items():
-            try:
-                self._say(url, channel, control.STOP)
-                heard = True
-            except (psycopg.Error, OutsparkError) as error:
+
+        def say(name: str) -> None:
+            self._say(databases[name], channel, control.STOP)
+
+        answers = self.each(databases, say)
+        for name, answer in answers.items():
+            if answer is not None:
                 level = logging.DEBUG if name in self._unheard else logging.WARNING
-                log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": line(error)})
+                log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": line(answer)})
                 self._unheard.add(name)
-        return heard
+        return any(answer is None for answer in answers.values())
 
     def batons(self, databases: dict[str, str], number: int) -> int:
         """How many lanes hold a baton of this class. A database that does not answer holds none."""
-        held = 0
-        for url in set(databases.values()):
-            try:
-                with self.use(url) as conn:
-                    [(count,)] = conn.execute(control.HELD_BATONS, [number]).fetchall()
-                    held += count
-            except (psycopg.Error, OutsparkError) as error:
-                log.debug("batons cannot be counted", extra={"error": line(error)})
-        return held
+
+        def count(url: str) -> int:
+            with self.use(url) as conn:
+                [(held,)] = conn.execute(control.HELD_BATONS, [number]).fetchall()
+                return int(held)
+
+        answers = self.each({url: url for url in databases.values()}, count).values()
+        return sum(answer for answer in answers if isinstance(answer, int))
 
     def close(self) -> None:
+        """What hangs is left to end with the process."""
         with self._lock:
-            for url in list(self._connections):
+            askers, self._askers = self._askers, {}
+        for asker in askers.values():
+            asker.close()
+        for url in list(self._connections):
+            if self._lock_of(url).acquire(blocking=False):
                 self._forget(url)
+                self._lock_of(url).release()
+
+    def _lock_of(self, url: str) -> threading.RLock:
+        with self._lock:
+            return self._locks.setdefault(url, threading.RLock())
+
+    def _asker(self, url: str) -> Asker:
+        with self._lock:
+            if url not in self._askers:
+                self._askers[url] = Asker()
+            return self._askers[url]
 
     def _say(self, url: str, channel: str, message: str) -> None:
         """A connection that was kept may have died since, so its failure says nothing about the database."""
-        with self._lock:
-            if url in self._connections:
-                with suppress(psycopg.Error, OutsparkError), self.use(url) as conn:
-                    control.say(conn, channel, message)
-                    return
-            with self.use(url) as conn:
+        if url in self._connections:
+            with suppress(psycopg.Error, OutsparkError), self.use(url) as conn:
                 control.say(conn, channel, message)
+                return
+        with self.use(url) as conn:
+            control.say(conn, channel, message)
 
     def _open(self, url: str) -> Connection:
         conn = self._connections.get(url)

@@ -26,7 +26,7 @@ from outspark.settings.inbox import InboxSettings
 from outspark.spark.app import LanesApp
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
-from outspark.spark.monitor import as_json
+from outspark.spark.monitor import COUNT_PATIENCE, as_json
 from outspark.spark.refusals import Preflight
 
 CHECK_TIMEOUT = 2.0
@@ -44,17 +44,17 @@ class InboxApp(LanesApp):
         specs = inbox_lanes(settings, names, tasks, instance, telemetry.variables(os.environ))
         self._inboxes = {name: settings.inboxes[name] for name in names}
         self._tasks = tasks
-        self._databases = Databases(f"outspark {settings.relay.id} driver")
         self._identities = Identities("inboxes")
+        name = f"outspark {settings.relay.id} driver"
+        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
         super().__init__(settings, instance, specs)
 
     def ready(self) -> list[str]:
         found = []
+        looks = self._databases.each(self._urls(), lambda name: self._look(name, self._inboxes[name]))
         for name, inbox in self._inboxes.items():
-            try:
-                self._look(name, inbox)
-            except (psycopg.Error, OutsparkError) as error:
-                found.append(f"inbox {name}: {line(error)}")
+            if (answer := looks[name]) is not None:
+                found.append(f"inbox {name}: {line(answer)}")
             try:
                 self._check_feed(name, inbox)
             except OutsparkError as error:
@@ -110,9 +110,6 @@ class InboxApp(LanesApp):
     def _lanes_at_work(self) -> int:
         return self._databases.batons(self._urls(), self._specs[0].baton[0])
 
-    def _urls(self) -> dict[str, str]:
-        return {name: inbox.url.get_secret_value() for name, inbox in self._inboxes.items()}
-
     def _gauge(self) -> None:
         for name, stats in self._stats().items():
             if isinstance(stats, Stats):
@@ -123,14 +120,17 @@ class InboxApp(LanesApp):
 
     def _ended(self, *, all_lanes: bool) -> None:
         self._databases.close()
+        self._counting.close()
 
     def _stats(self) -> dict[str, Stats | str]:
-        answers: dict[str, Stats | str] = {}
-        for name, inbox in self._inboxes.items():
-            try:
-                with self._databases.use(inbox.url.get_secret_value()) as conn:
-                    table = resolve_inbox(conn, TableName.parse(inbox.table))
-                    answers[name] = InboxUpkeep(table, inbox.group).stats(conn, exact=False)
-            except (psycopg.Error, OutsparkError) as error:
-                answers[name] = line(error)
-        return answers
+        answers = self._counting.each(self._urls(), self._stats_of)
+        return {name: line(one) if isinstance(one, Exception) else one for name, one in answers.items()}
+
+    def _stats_of(self, name: str) -> Stats:
+        inbox = self._inboxes[name]
+        with self._counting.use(inbox.url.get_secret_value()) as conn:
+            table = resolve_inbox(conn, TableName.parse(inbox.table))
+            return InboxUpkeep(table, inbox.group).stats(conn, exact=False)
+
+    def _urls(self) -> dict[str, str]:
+        return {name: inbox.url.get_secret_value() for name, inbox in self._inboxes.items()}

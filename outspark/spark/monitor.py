@@ -16,7 +16,7 @@ from outspark.contracts import privileges
 from outspark.contracts import slots as slot_statements
 from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName, resolve
-from outspark.contracts.upkeep import Stats
+from outspark.contracts.upkeep import Gauge, Stats
 from outspark.errors import DatabaseRefused, OutsparkError
 from outspark.metrics import Tally
 from outspark.publishers import Publisher, open_publisher
@@ -30,6 +30,8 @@ from outspark.spark.refusals import Preflight
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 2.0
+COUNT_PATIENCE = 10.0
+"""Seconds that it may take to count what is in a large table."""
 
 SAME_ID = """\
 -- Is another run of a relay with this id at work on this database?
@@ -44,13 +46,16 @@ class Monitor:
     instance: str
     channel: str
     _databases: Databases = field(init=False)
+    _counting: Databases = field(init=False)
+    """Connections of their own, so that a look need not wait for a count."""
     _publishers: dict[str, Publisher] = field(default_factory=dict)
     _well: set[str] = field(default_factory=set)
     _identities: Identities = field(default_factory=lambda: Identities("sources"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self._databases = Databases(f"outspark {self.settings.relay.id} driver")
+        name = f"outspark {self.settings.relay.id} driver"
+        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
 
     def preflight(self) -> None:
         """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
@@ -66,11 +71,10 @@ class Monitor:
 
     def problems(self) -> list[str]:
         found = []
-        for name, source in self.settings.sources.items():
-            try:
-                self._look(name, source)
-            except (psycopg.Error, OutsparkError) as error:
-                found.append(f"source {name}: {line(error)}")
+        looks = self._databases.each(self._urls(), lambda name: self._look(name, self.settings.sources[name]))
+        for name, answer in looks.items():
+            if answer is not None:
+                found.append(f"source {name}: {line(answer)}")
         for name in self.settings.destinations:
             try:
                 self._publisher(name).check(CHECK_TIMEOUT)
@@ -80,24 +84,21 @@ class Monitor:
 
     def stats(self) -> dict[str, Stats | str]:
         """Per source, or why there are none."""
-        answers: dict[str, Stats | str] = {}
-        for name, source in self.settings.sources.items():
-            try:
-                with self._use(source) as conn:
-                    table = resolve(conn, TableName.parse(source.table))
-                    answers[name] = contracts.get(source.contract).upkeep(table).stats(conn, exact=False)
-            except (psycopg.Error, OutsparkError) as error:
-                answers[name] = line(error)
-        return answers
+        answers = self._counting.each(self._urls(), self._stats)
+        return {name: line(one) if isinstance(one, Exception) else one for name, one in answers.items()}
 
     def gauge(self, tally: Tally) -> None:
-        for name, source in self.settings.sources.items():
-            try:
-                self._gauge(name, source, tally)
-            except (psycopg.Error, OutsparkError) as error:
-                log.debug("no gauges", extra={"source": name, "error": line(error)})
-            if source.ordering == "key":
-                tally.set(metrics.SLOTS_OWNED, self._owned(source), source=name)
+        answers = self._counting.each(self._urls(), self._gauges)
+        for name, gauges in answers.items():
+            if isinstance(gauges, Exception):
+                log.debug("no gauges", extra={"source": name, "error": line(gauges)})
+            else:
+                for gauge in gauges:
+                    tally.set(gauge.name, gauge.value, source=name, **gauge.labels)
+        keyed = [name for name, source in self.settings.sources.items() if source.ordering == "key"]
+        urls = {name: url for name, url in self._urls().items() if name in keyed}
+        for name, owned in self._counting.each(urls, self._owned).items():
+            tally.set(metrics.SLOTS_OWNED, 0 if isinstance(owned, Exception) else owned, source=name)
 
     def drained(self) -> bool:
         """Nothing is in flight, and what is pending is only scheduled for later."""
@@ -108,32 +109,29 @@ class Monitor:
 
     def say_stop(self) -> bool:
         """Tell all lanes to finish; False when no database could be reached, so that no lane can have heard it."""
-        urls = {name: source.url.get_secret_value() for name, source in self.settings.sources.items()}
-        return self._databases.say_stop(urls, self.channel)
+        return self._databases.say_stop(self._urls(), self.channel)
 
     def batons(self, number: int) -> int:
-        urls = {name: source.url.get_secret_value() for name, source in self.settings.sources.items()}
-        return self._databases.batons(urls, number)
+        return self._databases.batons(self._urls(), number)
 
     def release_locks(self) -> None:
         """Let relays of other makes have their turn. Only when all our lanes have ended."""
-        for name, source in self.settings.sources.items():
-            if contracts.get(source.contract).lock_table(TableName.parse(source.table)) is None:
-                continue
-            try:
-                with self._use(source) as conn:
-                    table = resolve(conn, TableName.parse(source.table))
-                    lock = relay_lock(conn, table, source, self.settings.relay.id, self.instance)
-                    if lock is not None:
-                        lock.release()
-            except (psycopg.Error, OutsparkError) as error:
+        locked = {
+            name: url
+            for name, url in self._urls().items()
+            if (source := self.settings.sources[name])
+            and contracts.get(source.contract).lock_table(TableName.parse(source.table)) is not None
+        }
+        for name, answer in self._databases.each(locked, self._release_lock).items():
+            if answer is not None:
                 log.warning(
                     "the lock could not be released; it runs out by itself",
-                    extra={"source": name, "error": line(error)},
+                    extra={"source": name, "error": line(answer)},
                 )
 
     def close(self) -> None:
         self._databases.close()
+        self._counting.close()
         with self._lock:
             for publisher in self._publishers.values():
                 publisher.close()
@@ -177,28 +175,42 @@ class Monitor:
                 extra={"relay": self.settings.relay.id, "source": name},
             )
 
-    def _gauge(self, name: str, source: SourceSettings, tally: Tally) -> None:
-        with self._use(source) as conn:
+    def _stats(self, name: str) -> Stats:
+        source = self.settings.sources[name]
+        with self._counting.use(source.url.get_secret_value()) as conn:
+            table = resolve(conn, TableName.parse(source.table))
+            return contracts.get(source.contract).upkeep(table).stats(conn, exact=False)
+
+    def _gauges(self, name: str) -> list[Gauge]:
+        source = self.settings.sources[name]
+        with self._counting.use(source.url.get_secret_value()) as conn:
             upkeep = contracts.get(source.contract).upkeep(resolve(conn, TableName.parse(source.table)))
             stats = upkeep.stats(conn, exact=False)
             others = upkeep.gauges(conn, stats)
-        tally.set(metrics.PENDING_COUNT, stats.pending, source=name)
         age = stats.oldest_age.total_seconds() if stats.oldest_age else 0.0
-        tally.set(metrics.OLDEST_AGE_SECONDS, age, source=name)
-        for gauge in others:
-            tally.set(gauge.name, gauge.value, source=name, **gauge.labels)
+        pending = Gauge(metrics.PENDING_COUNT, stats.pending)
+        return [pending, Gauge(metrics.OLDEST_AGE_SECONDS, age), *others]
 
-    def _owned(self, source: SourceSettings) -> int:
-        try:
-            with self._use(source) as conn:
-                table = resolve(conn, TableName.parse(source.table))
-                statement = slot_statements.compose(slot_statements.OWNED, table)
-                row = conn.execute(
-                    statement, {"source": str(table), "instance": f"instance={self.instance}"}
-                ).fetchone()
-                return int(row[0]) if row else 0
-        except (psycopg.Error, OutsparkError):
-            return 0
+    def _owned(self, name: str) -> int:
+        source = self.settings.sources[name]
+        with self._counting.use(source.url.get_secret_value()) as conn:
+            table = resolve(conn, TableName.parse(source.table))
+            statement = slot_statements.compose(slot_statements.OWNED, table)
+            row = conn.execute(
+                statement, {"source": str(table), "instance": f"instance={self.instance}"}
+            ).fetchone()
+            return int(row[0]) if row else 0
+
+    def _release_lock(self, name: str) -> None:
+        source = self.settings.sources[name]
+        with self._use(source) as conn:
+            table = resolve(conn, TableName.parse(source.table))
+            lock = relay_lock(conn, table, source, self.settings.relay.id, self.instance)
+            if lock is not None:
+                lock.release()
+
+    def _urls(self) -> dict[str, str]:
+        return {name: source.url.get_secret_value() for name, source in self.settings.sources.items()}
 
     def _use(self, source: SourceSettings) -> AbstractContextManager[Connection]:
         return self._databases.use(source.url.get_secret_value())

@@ -1,0 +1,154 @@
+"""A machine that vanishes: its link is cut with data on the way, and nobody is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+
+from outspark import conninfo
+from outspark.embedded.postgres import Postgres
+from outspark.relay import workbench
+from outspark.relay.connection import connect
+from outspark.spark.databases import Databases
+from tests import netns
+from tests.databases import Database
+from tests.integration.relay.place import Place, open_place
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.needs("netns")
+
+SILENCE = 2
+"""Seconds without a sign after which a connection is given up in these tests."""
+LOCK = "SELECT pg_advisory_lock(4711)"
+LOCKED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
+
+
+@dataclass(slots=True)
+class Site:
+    """A server at each end of the link; the test is at the near end."""
+
+    link: netns.Link
+    near: Postgres
+    far: Postgres
+
+    @property
+    def far_url(self) -> str:
+        return self.far.url().replace("127.0.0.1", netns.FAR)
+
+    def beside_far(self) -> psycopg.Connection:
+        """A connection that no cut touches."""
+        with self.link.inside("far"):
+            return psycopg.connect(self.far.url(), autocommit=True)
+
+
+@contextmanager
+def _server(link: netns.Link, end: str) -> Iterator[Postgres]:
+    with link.inside(end):
+        server = Postgres(options={"listen_addresses": "*", "fsync": "off"}).start()
+        with (server.folder / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all 10.213.0.0/16 trust\n")
+        with psycopg.connect(server.url()) as conn:
+            conn.execute("SELECT pg_reload_conf()")
+    with server:
+        yield server
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(conninfo, "SILENCE", SILENCE, raising=False)
+    with (
+        netns.open_link() as link,
+        _server(link, "near") as near,
+        _server(link, "far") as far,
+        link.inside("near"),
+    ):
+        yield Site(link, near, far)
+        for url in list(workbench._connections):
+            workbench.discard(url)
+
+
+def test_the_server_lets_go_of_the_locks_of_a_client_that_vanished(site: Site) -> None:
+    with closing(site.beside_far()) as beside, closing(connect(site.far_url, "a lane")) as lane:
+        lane.execute(LOCK)
+        lane.pgconn.send_query(b"SELECT pg_sleep(0.5)")
+        lane.pgconn.flush()
+        site.link.cut()
+
+        wait_for(
+            lambda: beside.execute(LOCKED).fetchone() == (0,), timeout=SILENCE + 8, what="the lock's end"
+        )
+
+
+def test_a_lane_goes_on_at_the_second_host(site: Site) -> None:
+    with _places(site) as (far, near):
+        far.enqueue("at the first", key="k")
+        near.enqueue("at the second", key="k")
+        url = f"postgresql://postgres@{netns.FAR}:{site.far.port},127.0.0.1:{site.near.port}/postgres"
+        far.source["url"] = f"{url}?connect_timeout=2"
+
+        far.work(_cut_after(site, lambda: far.broker.delivered() == ["at the first"], near), timeout=20)
+        assert far.broker.delivered() == ["at the first", "at the second"]
+
+
+def test_a_database_that_vanished_does_not_hold_up_another_one(site: Site) -> None:
+    with _places(site) as (far, near):
+        far.source["url"] = f"{site.far_url}?connect_timeout=600"
+        far.more_sources["near"] = {"url": near.database.url}
+        far.enqueue("far", key="k")
+        latest = 0.0
+
+        def done() -> bool:
+            nonlocal latest
+            if far.broker.delivered() != ["far"]:
+                return latest > 0.0 and not near.waiting()
+            if not latest:
+                site.link.cut()
+                latest = time.monotonic() + SILENCE + 6
+                near.enqueue("near", key="k")
+            return False
+
+        far.work(done, timeout=SILENCE + 15)
+        # The end comes although a connect is still under way, which would go on for ten minutes.
+        assert far.broker.delivered() == ["far", "near"]
+        assert time.monotonic() < latest
+
+
+def test_the_driver_hears_from_one_database_while_another_has_vanished(site: Site) -> None:
+    urls = {"far": f"{site.far_url}?connect_timeout=600", "near": site.near.url()}
+    driver = Databases("driver")
+    with closing(psycopg.connect(site.near.url(), autocommit=True)) as ear:
+        ear.execute("LISTEN lanes")
+        site.link.cut()
+        started = time.monotonic()
+        assert driver.say_stop(urls, "lanes")
+        assert [notify.payload for notify in ear.notifies(timeout=5, stop_after=1)] == ["stop"]
+        assert time.monotonic() - started < 8
+
+
+def _cut_after(site: Site, condition: Callable[[], bool], other: Place) -> Callable[[], bool]:
+    cut = False
+
+    def done() -> bool:
+        nonlocal cut
+        if not cut and condition():
+            site.link.cut()
+            cut = True
+        return cut and not other.waiting()
+
+    return done
+
+
+@contextmanager
+def _places(site: Site) -> Iterator[tuple[Place, Place]]:
+    """At the far end, and at the near one."""
+    with site.link.inside("far"):
+        far = open_place(Database(site.far.url()))
+    near = open_place(Database(site.near.url()))
+    yield far, near
+    far.database.close()
+    near.database.close()
