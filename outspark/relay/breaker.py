@@ -31,6 +31,8 @@ class Destination:
     reason: str = ""
     pause: float = FIRST_PROBE
     """Seconds from the next failure to the probe after it."""
+    opened: int = 0
+    """How often it went down since that was last reported."""
     _probe_at: float = 0.0
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
@@ -64,7 +66,7 @@ class Destination:
             self.reason = str(error)
             self._postpone(CHECK_SHARE * (time.monotonic() - started))
             return False
-        log.info("destination is back", extra={"destination": self.name})
+        log.debug("destination is back", extra={"destination": self.name})
         self.open = False
         return True
 
@@ -78,7 +80,9 @@ class Destination:
 
     def _open(self, reason: str) -> None:
         if not self.open:
-            log.warning("destination is down", extra={"destination": self.name, "reason": reason})
+            # Told by the driver, once for all lanes.
+            log.debug("destination is down", extra={"destination": self.name, "reason": reason})
+            self.opened += 1
         self.open, self.reason = True, reason
         self._postpone()
 

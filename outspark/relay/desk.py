@@ -11,6 +11,7 @@ import psycopg
 from psycopg import Notify
 
 from outspark import contracts
+from outspark.causes import Trouble
 from outspark.contracts import doorbell
 from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.contracts.findings import refuse_errors
@@ -62,6 +63,7 @@ class Desk:
     released: bool = False
     problem: str = ""
     next_try: float = 0.0
+    trouble: Trouble = field(default_factory=Trouble)
     _pause: float = FIRST_PAUSE
 
     def step(self) -> int:
@@ -139,9 +141,7 @@ class Desk:
             loop.warm()
         control.say(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
         if self.problem:
-            log.info(
-                "database is back", extra={"lane": self.spec.lane, "sources": [s.name for s in self.shares]}
-            )
+            self.trouble.clear()
         self.problem, self._pause = "", FIRST_PAUSE
 
     def _take_baton(self) -> bool:
@@ -165,15 +165,10 @@ class Desk:
     def _close(self, error: Exception) -> None:
         """Drop the connection and everything that lived in its session; try again after a pause."""
         self.problem = " ".join(str(error).split()) or type(error).__name__
-        log.warning(
-            "lost the database; trying again",
-            extra={
-                "lane": self.spec.lane,
-                "sources": [share.name for share in self.shares],
-                "error": self.problem,
-                "seconds": self._pause,
-            },
-        )
+        # Every lane of the relay meets this, shift after shift: the driver tells it once for all of them.
+        away = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        what = "lost the database; trying again" if away else "cannot work; trying again"
+        self.trouble.raise_(f"{what}: {', '.join(share.name for share in self.shares)}", self.problem)
         self._count_rings()
         workbench.discard(self.url)
         self.conn, self.loops, self.bells, self.holds_baton = None, [], {}, False

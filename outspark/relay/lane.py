@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ class Report:
     breakers: dict[str, str]
     problems: list[str]
     stopped: bool
+    causes: dict[str, Any] = field(default_factory=dict)
+    """What went wrong, as in `outspark.causes.Trouble`."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -87,7 +89,17 @@ class Lane:
             breakers={d.name: d.reason for d in destinations.values() if d.open},
             problems=[desk.problem for desk in self.desks if desk.problem],
             stopped=stopped,
+            causes=self._causes(destinations.values()),
         )
+
+    def _causes(self, destinations: Iterable[Destination]) -> dict[str, Any]:
+        found = {cause: one for desk in self.desks for cause, one in desk.trouble.found.items()}
+        for one in destinations:
+            if one.open or one.opened:
+                told = {"text": one.reason, "count": one.opened, "over": not one.open}
+                found[f"destination is down: {one.name}"] = told
+                one.opened = 0
+        return found
 
     def _release(self, desk: Desk) -> None:
         if desk.released:
