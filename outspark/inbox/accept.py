@@ -37,6 +37,8 @@ SELECT pg_logical_emit_message(true, 'outspark', '')"""
 # What single messages can do to a statement: no JSON, a number out of range, nesting too deep, whatever jsonb minds.
 _UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
 
+TOLD = 5
+"""Places in a line about dead messages."""
 LARGE = 32
 """Messages in a batch from which on it pays to look up first which are there, and then to insert the others simply."""
 
@@ -221,11 +223,13 @@ class Acceptor:
             self.tally.add(INBOX_ACCEPTED_TOTAL, count, group=self.settings.group, outcome=said)
         if not words.keys() & {Refused.word, OutOfPartitions.word}:
             return
-        for message, outcome in zip(messages, outcomes, strict=True):
-            if isinstance(outcome, Refused | OutOfPartitions):
-                place = f"{message.log or message.topic}-{message.partition}-{message.offset}"
-                extra = {"event": outcome.id, "place": place, "error": outcome.error}
-                log.error("message is dead", extra={"group": self.settings.group, **extra})
+        dead = [
+            (f"{message.log or message.topic}-{message.partition}-{message.offset}", outcome)
+            for message, outcome in zip(messages, outcomes, strict=True)
+            if isinstance(outcome, Refused | OutOfPartitions)
+        ]
+        extra = {"count": len(dead), "places": [place for place, _ in dead[:TOLD]], "error": dead[0][1].error}
+        log.error("messages are dead", extra={"group": self.settings.group, **extra})
 
 
 def parameters(incoming: Sequence[Incoming], settings: AcceptSettings) -> dict[str, Any]:

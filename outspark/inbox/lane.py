@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from outspark.causes import Trouble
 from outspark.errors import SettingsError
 from outspark.inbox import letters
 from outspark.inbox.app import load_router
@@ -20,6 +21,7 @@ from outspark.relay.lane import Report
 class InboxLane:
     spec: InboxSpec
     tally: Tally = field(default_factory=Tally)
+    trouble: Trouble = field(default_factory=Trouble)
 
     def run(self, until: Callable[[], bool] | None = None) -> Report:
         """Until it is relieved after its time, told to stop, or `until` says so."""
@@ -40,13 +42,14 @@ class InboxLane:
             breakers={},
             problems=[],
             stopped=signals.stopped,
+            causes=self.trouble.found,
         )
 
     def _take(self, signals: Signals) -> None:
         # Two consumers of one name would fence each other, so the next begins when the last has closed its feed.
         signals.say_ready()
         if signals.take_baton():
-            Taker(self.spec.settings, self.spec.member, tally=self.tally).run(signals)
+            Taker(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
 
     def _work(self, signals: Signals) -> None:
         settings = self.spec.settings
@@ -61,6 +64,7 @@ class InboxLane:
             settings.work_settings(self.spec.member.replace("/", "-")[:100]),
             tally=self.tally,
             on_dead=on_dead,
+            causes=self.trouble,
         )
         # Workers do not get in each other's way, so two shifts may work side by side for a moment.
         signals.say_ready()

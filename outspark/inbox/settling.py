@@ -21,6 +21,9 @@ from outspark.settings.inbox import WorkSettings
 
 log = logging.getLogger(__name__)
 
+TOLD = 5
+"""Ids in a line about dead events."""
+
 OnDead = Callable[[psycopg.Connection[Any], InboxEvent, str], None]
 """Called in the transaction that makes an event dead, to leave a letter about it: in a table, or in an outbox."""
 
@@ -119,11 +122,13 @@ class Settler:
         }
 
     def _bury(self, place: Place, settlements: Iterable[Settlement]) -> None:
-        for one in settlements:
-            if one.state == "dead":
-                log.error("event is dead", extra={"group": place.group, "event": one.event.id})
-                if self.on_dead is not None:
-                    self.on_dead(place.conn, one.event, one.error or "")
+        dead = [one for one in settlements if one.state == "dead"]
+        if dead:
+            named = {"events": [one.event.id for one in dead[:TOLD]], "error": dead[0].error}
+            log.error("events are dead", extra={"group": place.group, "count": len(dead), **named})
+        for one in dead:
+            if self.on_dead is not None:
+                self.on_dead(place.conn, one.event, one.error or "")
 
     def _note(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 
 import psycopg
 
+from outspark.causes import Causes, Trouble
 from outspark.errors import FeedFailed, OutsparkError, PartitionMissing
 from outspark.inbox.accept import Acceptor
 from outspark.inbox.feeds import open_feed
@@ -15,8 +15,6 @@ from outspark.inbox.stopping import Stopping
 from outspark.metrics import INBOX_INTAKE_FAILURES_TOTAL, Tally
 from outspark.relay.connection import connect
 from outspark.settings.inbox import InboxSettings
-
-log = logging.getLogger(__name__)
 
 POLL_TIMEOUT = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -31,20 +29,27 @@ class Taker:
     `member` names it in its consumer group, and nobody else must have the same name at the same time.
     """
 
-    def __init__(self, settings: InboxSettings, member: str, *, tally: Tally | None = None) -> None:
+    def __init__(
+        self,
+        settings: InboxSettings,
+        member: str,
+        *,
+        tally: Tally | None = None,
+        causes: Causes | Trouble | None = None,
+    ) -> None:
         self._settings = settings
         self._member = member
         self.tally = tally or Tally()
         self._pause = FIRST_PAUSE
+        self._causes = Causes() if causes is None else causes
+        self._failing = f"taking messages in failed; trying again: {settings.group}"
 
     def run(self, stopping: Stopping) -> None:
         while not stopping.is_set():
             try:
                 self._run(stopping)
             except _PASSING as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                extra = {"group": self._settings.group, "error": reason, "seconds": self._pause}
-                log.warning("taking messages in failed; trying again", extra=extra)
+                self._causes.raise_(self._failing, " ".join(str(error).split()) or type(error).__name__)
                 self.tally.add(INBOX_INTAKE_FAILURES_TOTAL, group=self._settings.group)
                 stopping.wait(self._pause)
                 self._pause = min(self._pause * 2, LONGEST_PAUSE)
@@ -68,6 +73,7 @@ class Taker:
             stack.callback(intake.close)
             while not stopping.is_set():
                 taken = intake.run_once(POLL_TIMEOUT)
+                self._causes.clear(self._failing)
                 if taken:
                     self._pause = FIRST_PAUSE
                 elif intake.open:

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 
 from outspark import metrics
+from outspark.causes import Causes, Trouble
 from outspark.contracts.names import TableName
 from outspark.inbox.crew import Crew
 from outspark.inbox.event import InboxEvent
@@ -41,6 +42,7 @@ class Worker:
         *,
         tally: Tally | None = None,
         on_dead: OnDead | None = None,
+        causes: Causes | Trouble | None = None,
     ) -> None:
         self.url = url
         self.table = table if isinstance(table, TableName) else TableName.parse(table)
@@ -48,6 +50,7 @@ class Worker:
         self.tally = tally or Tally()
         self._settler = Settler(settings, self.tally, on_dead)
         self._crew = Crew(url, router, settings, self.tally)
+        self._causes = Causes() if causes is None else causes
         self._place: Place | None = None
         self._unsettled: list[Batch] = []
         self._next_upkeep = 0.0
@@ -70,15 +73,15 @@ class Worker:
     def run(self, stopping: Stopping) -> None:
         """Work until told to stop, through losses of the database."""
         pause = FIRST_PAUSE
+        failing = f"inbox worker failed; trying again: {self.settings.group}"
         while not stopping.is_set():
             try:
                 worked = self.run_once() > 0
                 pause = FIRST_PAUSE
+                self._causes.clear(failing)
                 wait = 0.0 if worked else self.idle_for()
             except psycopg.Error as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                extra = {"group": self.settings.group, "error": reason, "seconds": pause}
-                log.warning("inbox worker failed; trying again", extra=extra)
+                self._causes.raise_(failing, " ".join(str(error).split()) or type(error).__name__)
                 wait, pause = pause, min(pause * 2, LONGEST_PAUSE)
             if wait:
                 stopping.wait(wait)

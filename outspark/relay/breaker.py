@@ -61,6 +61,8 @@ class Destination:
     """Seconds from the next failure to the probe after it."""
     topics: dict[str, Breaker] = field(default_factory=dict)
     """The topics that take nothing, while the destination itself is well."""
+    opened: int = 0
+    """How often it went down since that was last reported."""
     _probe_at: float = 0.0
 
     def publish(self, messages: Sequence[Message], timeout: float, *, guarded: bool = True) -> list[Outcome]:
@@ -86,7 +88,7 @@ class Destination:
             self.reason = str(error)
             self._postpone(CHECK_SHARE * (time.monotonic() - started))
             return False
-        log.info("destination is back", extra={"destination": self.name})
+        log.debug("destination is back", extra={"destination": self.name})
         self.open = False
         return True
 
@@ -167,7 +169,7 @@ class Destination:
         for message, outcome in zip(messages, outcomes, strict=True):
             if message.topic in self.topics and isinstance(outcome, Delivered):
                 breaker = self.topics.pop(message.topic)
-                log.info(
+                log.debug(
                     "topic takes events again",
                     extra={
                         "destination": self.name,
@@ -179,7 +181,8 @@ class Destination:
     def _block(self, topic: str, error: str) -> None:
         if topic not in self.topics:
             self.topics[topic] = Breaker(error)
-            log.warning(
+            # Told by the driver, once for all lanes.
+            log.debug(
                 "topic takes no events; they wait",
                 extra={"destination": self.name, "topic": topic, "reason": error},
             )
@@ -188,7 +191,9 @@ class Destination:
     def _open(self, reason: str) -> None:
         if not self.open:
             self.since = time.time()
-            log.warning("destination is down", extra={"destination": self.name, "reason": reason})
+            # Told by the driver, once for all lanes.
+            log.debug("destination is down", extra={"destination": self.name, "reason": reason})
+            self.opened += 1
         self.open, self.reason = True, reason
         self._postpone()
 

@@ -45,7 +45,7 @@ class DeadGuard:
         passes = Counter(event.type for event in events if event.id in through)
         errors = {event.type: dead[event.id] for event in events if event.id in dead}
         for name in passes.keys() & self.paused.keys():
-            log.info("type is no longer paused", extra={"source": self.source, "type": name})
+            log.debug("type is no longer paused", extra={"source": self.source, "type": name})
             del self.paused[name]
         now = time.monotonic()
         self._windows = {name: window for name, window in self._windows.items() if window.ends > now}
@@ -75,4 +75,5 @@ class DeadGuard:
         )
         self.paused[name] = Breaker(reason, pause=FIRST_PAUSE, longest=LONGEST_PAUSE)
         self.paused[name].postpone(reason)
-        log.error("type is paused", extra={"source": self.source, "type": name, "reason": reason})
+        # Told by the driver, once for all lanes.
+        log.debug("type is paused", extra={"source": self.source, "type": name, "reason": reason})

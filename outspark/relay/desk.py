@@ -12,6 +12,7 @@ import psycopg
 from psycopg import Notify
 
 from outspark import contracts
+from outspark.causes import Trouble
 from outspark.contracts import doorbell
 from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.contracts.findings import refuse_errors
@@ -69,6 +70,7 @@ class Desk:
     next_try: float = 0.0
     paused: list[dict[str, Any]] = field(default_factory=list)
     """Types of events that were paused when the slots were released."""
+    trouble: Trouble = field(default_factory=Trouble)
     _pause: float = FIRST_PAUSE
     _connecting: Connecting | None = None
 
@@ -176,9 +178,7 @@ class Desk:
             loop.warm()
         control.say(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
         if self.problem:
-            log.info(
-                "database is back", extra={"lane": self.spec.lane, "sources": [s.name for s in self.shares]}
-            )
+            self.trouble.clear()
         self.problem, self._pause = "", FIRST_PAUSE
 
     def _take_baton(self) -> bool:
@@ -205,15 +205,9 @@ class Desk:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege)
         what = "lost the database" if lost else "not allowed" if refused else "cannot work on the sources"
-        log.warning(
-            f"{what}; trying again",
-            extra={
-                "lane": self.spec.lane,
-                "sources": [share.name for share in self.shares],
-                "error": self.problem,
-                "seconds": self._pause,
-            },
-        )
+        # Every lane of the relay meets this, shift after shift: the driver tells it once for all of them.
+        sources = ", ".join(share.name for share in self.shares)
+        self.trouble.raise_(f"{what}; trying again: {sources}", self.problem)
         self._count_rings()
         workbench.discard(self.url)
         self.conn, self.loops, self.bells, self.holds_baton = None, [], {}, False

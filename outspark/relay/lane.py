@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class Report:
     stopped: bool
     closed: list[dict[str, Any]] = field(default_factory=list)
     """Topics that take nothing (destination, topic) and types that are paused (source, type): reason and since."""
+    causes: dict[str, Any] = field(default_factory=dict)
+    """What went wrong, as in `outspark.causes.Trouble`."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -94,7 +96,17 @@ class Lane:
             closed=[*_closed_topics(destinations), *(one for desk in self.desks for one in desk.paused)],
             problems=[desk.problem for desk in self.desks if desk.problem],
             stopped=stopped,
+            causes=self._causes(destinations.values()),
         )
+
+    def _causes(self, destinations: Iterable[Destination]) -> dict[str, Any]:
+        found = {cause: one for desk in self.desks for cause, one in desk.trouble.found.items()}
+        for one in destinations:
+            if one.open or one.opened:
+                told = {"text": one.reason, "count": one.opened, "over": not one.open}
+                found[f"destination is down: {one.name}"] = told
+                one.opened = 0
+        return found
 
     def _release(self, desk: Desk) -> None:
         if desk.released:

@@ -35,6 +35,8 @@ from outspark.relay.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
+TOLD = 5
+"""Ids in a line about dead events."""
 NO_FENCE: dict[str, Any] = {"source": "", "slots": [], "epochs": []}
 
 _seconds = timedelta.total_seconds
@@ -78,6 +80,8 @@ class Settler:
             self._watch_deaths(self.guard, batch, outcomes, ids, rest)
         for event in delivered if self.source.keys.heads else ():
             self.source.keys.free(event.order_key, event.id)
+        if rest:
+            self._tell_dead(rest)
         return not rest and changed == len(batch.events)
 
     def _watch_deaths(
@@ -171,7 +175,6 @@ class Settler:
         return Settlement(event.id, "ready", counted=True, wait=wait, error=storable(outcome.error))
 
     def _dead(self, event: Event, error: str, kind: DeadKind = "other") -> Settlement:
-        log.error("event is dead", extra={"source": self.source.name, "event": event.id, "error": error})
         self.source.keys.free(event.order_key, event.id)
         key = self._key(event)
         if key is not None and self.source.settings.on_dead == "park":
@@ -180,6 +183,18 @@ class Settler:
 
     def _lets_unroutable_die(self) -> bool:
         return self.source.settings.on_unroutable == "dead" or self.source.statements.marks_unroutable
+
+    def _tell_dead(self, settlements: Sequence[Settlement]) -> None:
+        """One line for each kind, however many died."""
+        by_kind: dict[str, list[Settlement]] = {}
+        for one in settlements:
+            if one.state == "dead":
+                by_kind.setdefault(one.kind, []).append(one)
+        for kind, dead in by_kind.items():
+            named = {"events": [one.id for one in dead[:TOLD]], "error": dead[0].error}
+            log.error(
+                "dead events", extra={"source": self.source.name, "kind": kind, "count": len(dead), **named}
+            )
 
     def _key(self, event: Event) -> str | None:
         return None if self.tenure is None else event.order_key

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from outspark import metrics, telemetry
+from outspark.causes import Causes
 from outspark.errors import ExtraMissing
 from outspark.metrics import Tally
 from outspark.partitioning import PartitionKeeper
@@ -21,7 +22,7 @@ try:
     from pyspark.sql import SparkSession
 
     from outspark.spark.session import cancel, close_session, open_session
-    from outspark.spark.shifts import Shifts
+    from outspark.spark.shifts import Shifts, reason
 except ImportError as error:
     raise ExtraMissing("the relay", "spark") from error
 
@@ -31,6 +32,8 @@ UNWELL = 3
 """Failures in a row after which a lane counts as not alive."""
 CANCEL_WAIT = 5.0
 ORPHAN_POLL = 0.1
+CALM = 5.0
+"""Seconds more than a shift after which an outage that nobody reports any more is over."""
 
 
 class LanesApp(ABC):
@@ -42,6 +45,7 @@ class LanesApp(ABC):
         self.settings = settings
         self.instance = instance
         self.tally = Tally()
+        self.causes = Causes(calm=settings.relay.shift.total_seconds() + CALM)
         self.stopping = threading.Event()
         self.started = time.time()
         self.spark: SparkSession | None = None
@@ -172,7 +176,8 @@ class LanesApp(ABC):
     def _beside(self) -> Mapping[str, Callable[[threading.Event], None]]:
         """What else runs in threads of the driver until it is told to stop."""
         keeper = PartitionKeeper.of(self.settings)
-        return {} if keeper is None else {"partitions": keeper.run}
+        kept = {} if keeper is None else {"partitions": keeper.run}
+        return {"causes": self.causes.run, **kept}
 
     @abstractmethod
     def _ended(self, *, all_lanes: bool) -> None:
@@ -180,9 +185,11 @@ class LanesApp(ABC):
 
     def _take_report(self, report: dict[str, Any]) -> None:
         self.tally.merge(Tally.from_json(report["tally"]))
+        self.causes.take(report["lane"], report["causes"])
 
     def _count_failure(self, lane: int, error: Exception) -> None:
         self.tally.add(metrics.LANE_RESTARTS_TOTAL)
+        self.causes.raise_("lane failed; starting it again", reason(error), who=lane, level=logging.ERROR)
 
 
 def _join(threads: list[threading.Thread], timeout: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -58,6 +58,24 @@ class Closed:
                 )
             else:
                 tally.set(metrics.TYPE_PAUSED, float(thing in closed), source=thing.of, type=thing.name)
+
+
+def tell(closed: Iterable[Mapping[str, Any]], pending: Callable[[], int]) -> dict[str, dict[str, Any]]:
+    """As causes for the log: one for all topics of a destination, and one for all types of a source."""
+    found: dict[str, list[str]] = {}
+    for one in closed:
+        thing = _thing(one)
+        what = "topics take no events" if thing.kind == "topic" else "types of events are paused"
+        found.setdefault(f"{what}: {thing.of}", []).append(f"{thing.name}: {one['reason']}")
+    waiting = pending()
+    return {
+        cause: {"text": f"{_first(texts)}; {waiting} events are pending", "count": len(texts), "over": False}
+        for cause, texts in found.items()
+    }
+
+
+def _first(texts: list[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{texts[0]} (and {len(texts) - 1} more)"
 
 
 def _thing(one: Mapping[str, Any]) -> Thing:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outspark import metrics, telemetry
+from outspark.contracts.upkeep import Stats
 from outspark.relay.housekeeping import Housekeeper
 from outspark.relay.shedlock import holder
 from outspark.relay.spec import share_out
 from outspark.settings import Settings
 from outspark.spark.app import LanesApp
-from outspark.spark.closed import Closed
+from outspark.spark.closed import Closed, tell
 from outspark.spark.monitor import Monitor, as_json
 
 
@@ -82,6 +83,10 @@ class RelayApp(LanesApp):
         self.monitor.close()
 
     def _take_report(self, report: dict[str, Any]) -> None:
-        super()._take_report(report)
+        closed = tell(report["closed"], self._pending) if report["closed"] else {}
+        super()._take_report({**report, "causes": {**report["causes"], **closed}})
         self._open_breakers[report["lane"]] = dict(report["breakers"])
         self.closed.take(report["lane"], report["closed"])
+
+    def _pending(self) -> int:
+        return sum(one.pending for one in self.monitor.stats().values() if isinstance(one, Stats))

@@ -115,19 +115,18 @@ class Shifts:
             if self.stopping.is_set():
                 return False
             self.failures += 1
-            self.problem = _reason(error)
+            self.problem = reason(error)
             self.failed(self.spec.lane, error)
             self.lost = has_ended(self.spark)
-            log.error(
-                "lane failed with Spark" if self.lost else "lane failed; starting it again",
-                extra={"lane": self.spec.lane, "shift": shift.number, "error": self.problem},
-            )
+            if self.lost:
+                extra = {"lane": self.spec.lane, "shift": shift.number, "error": self.problem}
+                log.error("lane failed with Spark", extra=extra)
             return False
         self.failures, self.problem = 0, ""
         return True
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The line that says why: of a Python traceback inside a Java one, the last of the Python part."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:

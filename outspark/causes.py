@@ -1,0 +1,117 @@
+"""What goes wrong for a while, told by cause: a line when it begins, ever rarer ones meanwhile, one when it is over.
+
+`Causes` tells them for a whole application, whoever raises them and however often. `Trouble` keeps them for the report
+of a shift, which cannot know what the others have told already.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FIRST_INTERVAL, LONGEST_INTERVAL = 60.0, 3600.0
+_LOOK = 1.0
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Of one shift. Plain JSON leaves it: cause -> text, how often, and whether it is over."""
+
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def raise_(self, cause: str, text: str, count: int = 1) -> None:
+        log.debug(cause, extra={"error": text, "count": count})
+        before = self.found.get(cause, {"count": 0})["count"]
+        self.found[cause] = {"text": text, "count": before + count, "over": False}
+
+    def clear(self, cause: str = "") -> None:
+        """Without a cause, of all."""
+        for one in self.found.values() if not cause else [self.found[cause]] if cause in self.found else ():
+            one["over"] = True
+
+
+@dataclass(slots=True)
+class _Lasting:
+    text: str
+    level: int
+    since: float
+    next_line: float
+    interval: float = FIRST_INTERVAL
+    count: int = 0
+    who: set[object] = field(default_factory=set)
+    calm_since: float = 0.0
+
+
+class Causes:
+    """Safe to use from several threads.
+
+    With intervals of 1, 2, 4, ... minutes, at most an hour, 10 minutes make 5 lines: at 0, 1, 3 and 7 minutes, and at
+    the end. A cause is over when all have cleared it and nobody has raised it again for `calm` seconds: lanes notice an
+    outage one by one.
+    """
+
+    def __init__(self, calm: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._calm, self._clock = calm, clock
+        self._lasting: dict[str, _Lasting] = {}
+        self._lock = threading.RLock()
+
+    def raise_(
+        self, cause: str, text: str, count: int = 1, *, who: object = "", level: int = logging.WARNING
+    ) -> None:
+        """`cause` is the same for what is to be told once, and opens the line; `text` says what was met last."""
+        with self._lock:
+            now = self._clock()
+            one = self._lasting.get(cause)
+            if one is None:
+                one = self._lasting[cause] = _Lasting(text, level, now, now + FIRST_INTERVAL)
+                log.log(level, cause, extra={"error": text, **_by(who)})
+            one.text, one.count = text, one.count + count
+            one.who.add(who)
+            self.look()
+
+    def clear(self, cause: str, *, who: object = "") -> None:
+        """Harmless when it was not raised."""
+        with self._lock:
+            one = self._lasting.get(cause)
+            if one is not None and who in one.who:
+                one.who.discard(who)
+                one.calm_since = self._clock()
+            self.look()
+
+    def take(self, who: object, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """The `Trouble` of somebody's shift; what it does not mention is over for them."""
+        with self._lock:
+            for cause, one in found.items():
+                self.raise_(cause, one["text"], one["count"], who=who)
+            for cause in list(self._lasting):
+                if cause not in found or found[cause]["over"]:
+                    self.clear(cause, who=who)
+
+    def look(self) -> None:
+        """Write the lines that are due."""
+        with self._lock:
+            now = self._clock()
+            for cause, one in list(self._lasting.items()):
+                told = {"count": one.count, "seconds": round(now - one.since), "error": one.text}
+                if not one.who and now - one.calm_since >= self._calm:
+                    del self._lasting[cause]
+                    log.info(f"{cause}: over", extra=told)
+                elif one.who and now >= one.next_line:
+                    one.interval = min(one.interval * 2, LONGEST_INTERVAL)
+                    one.next_line = now + one.interval
+                    log.log(one.level, f"{cause}: still so", extra=told)
+
+    def run(self, stopping: threading.Event) -> None:
+        """The life of a thread that looks now and then."""
+        while not stopping.wait(_LOOK):
+            self.look()
+
+
+def _by(who: object) -> dict[str, object]:
+    return {} if who == "" else {"lane": who}
