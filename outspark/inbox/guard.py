@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from outspark import durations
-from outspark.contracts.omnibox.inbox_guard import PAUSED, what
+from outspark.contracts.omnibox.inbox_guard import PAUSED, REMEDY, what
 from outspark.error_text import storable
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.outcome import Handled, HandlingOutcome
@@ -38,7 +38,6 @@ QUIET = 60.0
 MOST_KEYS = 10_000
 """Keys that may wait for paused handlers in a worker's memory; with more of them it rests between its probes."""
 MOST_HANDLERS = 1000
-REMEDY = "mend the handler and start the workers again; the first event that passes ends the pause"
 
 # What differs between errors of one kind: what stands in quotes or parentheses, and words with digits. Only the
 # beginning of an error is looked at, because these are not linear.

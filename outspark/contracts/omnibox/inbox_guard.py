@@ -21,6 +21,8 @@ from outspark.contracts.names import TableName
 PAUSED: Final = "paused: "
 """How the last error of an event begins that failed with all others of its type."""
 
+REMEDY: Final = "mend the handler and start the workers again; the first event that passes ends the pause"
+
 _WHAT = "(e.source || chr(10) || e.event_type)"
 
 # Where order counts, an event with a key is claimed in its turn and held in the worker's hands: what stands behind it
@@ -86,6 +88,15 @@ class PausedType:
     since: datetime
     error: str
     waiting: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.type} of {self.source} is paused since {self.since.isoformat(' ', 'seconds')}, because its events "
+            f"fail alike, and {self.waiting} wait: {self.error}; {REMEDY}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {"since": self.since.isoformat()}
 
 
 def what(event_type: str, source: str) -> str:

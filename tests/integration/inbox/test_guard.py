@@ -1,4 +1,4 @@
-"""A handler that fails for everything alike is paused, and nothing dies of it; what fails for its own sake still does."""
+"""A handler that fails for everything alike is paused, and nothing dies of it; what fails for its own sake does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from outspark.errors import NotNow, Reject
 from outspark.inbox import InboxEvent, Worker
 from outspark.inbox.guard import kind
 from outspark.inbox.message import Received
+from outspark.metrics import INBOX_PAUSED_COUNT
+from outspark.settings import Settings
+from outspark.spark.inbox import InboxApp
 from tests.integration.inbox.place import Place, message, messages, write
 from tests.waiting import wait_for
 
@@ -301,3 +304,30 @@ def test_errors_of_one_kind(one: str, other: str) -> None:
 )
 def test_errors_of_different_kinds(errors: Sequence[str]) -> None:
     assert len(set(map(kind, errors))) == 2
+
+
+def test_whoever_asks_is_told(place: Place) -> None:
+    handler = Handler(place)
+    given = {"url": place.database.url, "group": "billing", "app": "tests.integration.inbox.handlers:router"}
+    app = InboxApp(Settings.model_validate({"inboxes": {"bills": given}}), ["bills"], ["work"])
+    place.accept(*numbered(500))
+    busy = worker(place)
+    assert app.ready() == []
+    work(busy, lambda: bool(busy.guard.pauses))
+
+    [problem] = app.ready()
+
+    assert problem.startswith("inbox bills: orders of orders is paused since ")
+    assert "500 wait: ValueError: column total of order" in problem
+    assert "mend the handler" in problem
+    [shown] = app.stats()["inboxes"]["bills"]["paused"]
+    assert (shown["type"], shown["waiting"]) == ("orders", 500)
+    assert app.metrics().value(INBOX_PAUSED_COUNT, inbox="bills") == 1
+    assert not app.drained()
+
+    handler.broken = False
+    work(busy, lambda: not place.waiting())
+    assert app.ready() == []
+    assert app.metrics().value(INBOX_PAUSED_COUNT, inbox="bills") == 0
+    assert app.drained()
+    app._ended(all_lanes=True)
