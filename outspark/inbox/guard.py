@@ -59,18 +59,21 @@ class Record:
 
     passed: list[tuple[float, int]] = field(default_factory=list)
     failed: dict[str, dict[str, float]] = field(default_factory=dict)
-    """kind -> event -> when it failed last"""
+    """kind -> event -> when it failed last; an event stands under the kind that it failed with last"""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """event -> kind"""
 
     def add_failure(self, kind: str, id: str, now: float) -> None:
-        for events in self.failed.values():
-            events.pop(id, None)
+        if (before := self.kinds.get(id)) is not None:
+            self.failed[before].pop(id, None)
+        self.kinds[id] = kind
         self.failed.setdefault(kind, {})[id] = now
 
     def forget_before(self, time: float) -> None:
         self.passed = [(at, count) for at, count in self.passed if at >= time]
         for kind, events in list(self.failed.items()):
-            while events and (first := next(iter(events))) and events[first] < time:
-                del events[first]
+            while events and events[first := next(iter(events))] < time:
+                del events[first], self.kinds[first]
             if not events:
                 del self.failed[kind]
 

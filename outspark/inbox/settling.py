@@ -152,21 +152,22 @@ class Settler:
         """Which keys wait for their head from now on, and which do not any more."""
         if place.order is None:
             return
-        waiting: set[str | None] = set()
+        # A key waits for the first of its events that stays: none after that may take its place.
+        waiting: set[str | None] = {None}
         for event, outcome in decided:
             one = settled.get(event.id)
             if isinstance(outcome, Handled | Skipped) or (one is not None and one.state == "dead"):
                 place.order.free(event)
-            elif one is None:
+                continue
+            if one is None:
                 place.order.doubt(event)
             elif one.pause is not None:
                 if event.key is not None and event.key not in waiting:
                     place.order.wait_for_handler(event)
                     one.pause.keys[event.key] = event.attempts > 0
-                    waiting.add(event.key)
             elif one.wait is not None:
                 place.order.wait(event, one.wait.total_seconds())
-                waiting.add(event.key)
+            waiting.add(event.key)
 
 
 def _parameters(place: Place, token: str, settlements: Sequence[Settlement]) -> dict[str, Any]:

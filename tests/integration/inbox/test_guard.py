@@ -180,6 +180,30 @@ def test_with_order_per_key_others_wait_only_behind_the_paused(place: Place) -> 
     assert all(effects.index(f"p{n}") < effects.index(f"behind{n}") for n in range(100))
 
 
+def test_a_lock_that_is_lost_lets_nothing_overtake(place: Place) -> None:
+    poison = Handler(place)
+    place.accept(*[message(f"p{n}", key=f"k{n}".encode()) for n in range(100)])
+    busy = worker(place, ordering="key", dead_guard={"probe": "1s", "longest_probe": "1s"})
+    work(busy, lambda: bool(busy.guard.pauses))
+    taken: list[str] = []
+
+    @place.router.on("bills")
+    def bill(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        if not taken:
+            taken.append(event.id)
+            place.set("first", locked_at=None, locked_by=None)
+        write(conn, event.message_id)
+
+    place.accept(message("first", key=b"k", topic="bills"), message("second", key=b"k"))
+    work(busy, lambda: bool(taken))
+    poison.broken = False
+    work(busy, lambda: not place.waiting())
+
+    effects = place.effects()
+    assert len(effects) == 102
+    assert effects.index("first") < effects.index("second")
+
+
 def test_a_poisonous_event_among_others_still_dies(place: Place) -> None:
     handler = Handler(place)
     handler.bad = lambda id: id in {"m00003", "m00050", "m00199"}
