@@ -53,6 +53,7 @@ INBOX_INTAKE_FAILURES_TOTAL: Final = "outspark.inbox.intake_failures.total"
 INBOX_PENDING_COUNT: Final = "outspark.inbox.pending_count"
 INBOX_OLDEST_AGE_SECONDS: Final = "outspark.inbox.oldest_age_seconds"
 INBOX_DEAD_COUNT: Final = "outspark.inbox.dead_count"
+INBOX_PAUSED_COUNT: Final = "outspark.inbox.paused_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,9 @@ METRICS: Final[dict[str, Metric]] = {
         _gauge(INBOX_PENDING_COUNT, "Events of an inbox that wait for their handlers.", "inbox"),
         _gauge(INBOX_OLDEST_AGE_SECONDS, "Age of the oldest event that waits in an inbox.", "inbox"),
         _gauge(INBOX_DEAD_COUNT, "Dead events of an inbox.", "inbox"),
+        _gauge(
+            INBOX_PAUSED_COUNT, "Types of events whose handlers are paused, because they fail alike.", "inbox"
+        ),
     )
 }
 

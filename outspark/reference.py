@@ -39,6 +39,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "inboxes.NAME.feed": inbox.FeedSettings,
     "inboxes.NAME.work": inbox.HandlingSettings,
     "inboxes.NAME.work.retry": RetrySettings,
+    "inboxes.NAME.work.dead_guard": inbox.DeadGuardSettings,
     "inboxes.NAME.dead_letter": inbox.DeadLetterSettings,
     "inboxes.NAME.partitions": inbox.PartitionSettings,
 }

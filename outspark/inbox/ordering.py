@@ -6,7 +6,9 @@ table, and its keys are left alone until it is not.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -88,6 +90,20 @@ class KeyOrder:
     def wait(self, event: InboxEvent, seconds: float) -> None:
         if event.key is not None:
             self.heads[event.key] = Head(event.key, event.id, event.created_at, time.monotonic() + seconds)
+
+    def wait_for_handler(self, event: InboxEvent) -> None:
+        """Until `go_on` says that its handler is not paused any more."""
+        self.wait(event, math.inf)
+
+    def go_on(self, keys: Mapping[str, bool]) -> None:
+        """Keys whose heads waited for a handler, and whether these were tried before; others are found in the queue."""
+        for key, tried in keys.items():
+            head = self.heads.get(key)
+            if head is not None and head.due == math.inf:
+                if tried:
+                    head.due = time.monotonic()
+                else:
+                    del self.heads[key]
 
     def free(self, event: InboxEvent) -> None:
         if event.key is not None:

@@ -15,6 +15,7 @@ from outspark.contracts.omnibox.inbox import (
     resolve_inbox,
     work_statements,
 )
+from outspark.contracts.omnibox.inbox_guard import GuardStatements, guard_statements
 from outspark.inbox.event import InboxEvent, from_row
 from outspark.inbox.ordering import KeyOrder
 from outspark.relay.connection import Connection, connect
@@ -28,6 +29,7 @@ CONFIGURE = "SET lock_timeout = '5s'"
 class Place:
     conn: Connection
     statements: WorkStatements
+    guard: GuardStatements
     group: str
     name: str
     alive_class: int
@@ -76,7 +78,9 @@ def _arrive(conn: Connection, table: TableName, settings: WorkSettings) -> Place
         order.prepare()
     # Before the first claim, or others would take it for one that somebody left behind.
     instance = _show_alive(conn, alive)
-    return Place(conn, statements, settings.group, settings.name, alive, instance, order)
+    return Place(
+        conn, statements, guard_statements(table), settings.group, settings.name, alive, instance, order
+    )
 
 
 def _show_alive(conn: Connection, alive: int) -> int:

@@ -12,7 +12,9 @@ from typing import Any, Literal, assert_never
 import psycopg
 
 from outspark import backoff, metrics
+from outspark.contracts.omnibox.inbox_guard import PAUSED
 from outspark.inbox.event import InboxEvent
+from outspark.inbox.guard import Guard, Pause
 from outspark.inbox.outcome import Handled, HandlingOutcome, Lost
 from outspark.inbox.place import Place
 from outspark.metrics import Tally
@@ -35,6 +37,10 @@ class Batch:
     events: list[InboxEvent]
     token: str
     outcomes: dict[str, HandlingOutcome] = field(default_factory=dict)
+    probes: Pause | None = None
+    """The pause whose end it is to find out."""
+    learned: bool = False
+    """Has the guard seen what became of it?"""
 
     def rest(self) -> list[InboxEvent]:
         return [event for event in self.events if event.id not in self.outcomes]
@@ -47,16 +53,20 @@ class Settlement:
     counted: bool = False
     wait: timedelta | None = None
     error: str | None = None
+    pause: Pause | None = None
+    """What it waits for, where its handler is paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settler:
     settings: WorkSettings
     tally: Tally
+    guard: Guard
     on_dead: OnDead | None = None
 
     def settle(self, place: Place, batch: Batch) -> None:
         """Events that nothing was decided about go back as they came."""
+        self.guard.learn(batch)
         decided = [(event, batch.outcomes.get(event.id, HELD)) for event in batch.events]
         found = [self._settlement(event, outcome) for event, outcome in decided]
         settlements = [one for one in found if one is not None]
@@ -66,7 +76,11 @@ class Settler:
                 settled = self._write(place, batch.token, settlements)
                 self._bury(place, settled.values())
         self._note(place, decided, settled)
-        words = Counter(type(outcome).__name__.lower() for _, outcome in decided)
+        self.guard.settled(place, batch)
+        paused = {one.event.id for one in settlements if one.pause is not None}
+        words = Counter(
+            "held" if event.id in paused else type(outcome).__name__.lower() for event, outcome in decided
+        )
         for status, count in words.items():
             self.tally.add(metrics.INBOX_EVENTS_TOTAL, count, group=place.group, status=status)
 
@@ -76,6 +90,10 @@ class Settler:
         self._bury(place, [Settlement(event, "dead", error=error) for event, dead in events if dead])
 
     def _settlement(self, event: InboxEvent, outcome: HandlingOutcome) -> Settlement | None:
+        pause = self.guard.pause_of(event, outcome)
+        if pause is not None and isinstance(outcome, Retry | Dead):
+            error = f"{PAUSED}{outcome.error}"
+            return Settlement(event, "ready", wait=pause.wait, error=error, pause=pause)
         match outcome:
             case Handled() | Skipped():
                 return None
@@ -83,7 +101,7 @@ class Settler:
                 log.warning("a lock was lost", extra={"group": event.group, "event": event.id})
                 return None
             case Held():
-                return Settlement(event, "ready")
+                return Settlement(event, "ready", pause=pause)
             case Dead(error):
                 return Settlement(event, "dead", counted=True, error=error)
             case Retry(error) if self.settings.strategy.complete == "before":
@@ -139,14 +157,22 @@ class Settler:
         """Which keys wait for their head from now on, and which do not any more."""
         if place.order is None:
             return
+        # A key waits for the first of its events that stays: none after that may take its place.
+        waiting: set[str | None] = {None}
         for event, outcome in decided:
             one = settled.get(event.id)
             if isinstance(outcome, Handled | Skipped) or (one is not None and one.state == "dead"):
                 place.order.free(event)
-            elif one is None:
+                continue
+            if one is None:
                 place.order.doubt(event)
+            elif one.pause is not None:
+                if event.key is not None and event.key not in waiting:
+                    place.order.wait_for_handler(event)
+                    one.pause.keys[event.key] = event.attempts > 0
             elif one.wait is not None:
                 place.order.wait(event, one.wait.total_seconds())
+            waiting.add(event.key)
 
 
 def _parameters(place: Place, token: str, settlements: Sequence[Settlement]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from outspark.causes import Causes, Trouble
 from outspark.contracts.names import TableName
 from outspark.inbox.crew import Crew
 from outspark.inbox.event import InboxEvent
+from outspark.inbox.guard import Guard, Pause
 from outspark.inbox.place import Place, open_place
 from outspark.inbox.router import Router
 from outspark.inbox.settling import Batch, OnDead, Settler
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 GIVE_BACK_LIMIT = 1000
+PROBED_KEYS = 10
 
 
 class Worker:
@@ -48,7 +51,8 @@ class Worker:
         self.table = table if isinstance(table, TableName) else TableName.parse(table)
         self.settings = settings
         self.tally = tally or Tally()
-        self._settler = Settler(settings, self.tally, on_dead)
+        self.guard = Guard(settings, router)
+        self._settler = Settler(settings, self.tally, self.guard, on_dead)
         self._crew = Crew(url, router, settings, self.tally)
         self._causes = Causes() if causes is None else causes
         self._place: Place | None = None
@@ -64,6 +68,7 @@ class Worker:
         if self._place is None:
             self._place = open_place(self.url, self.table, self.settings)
             self._next_upkeep = 0.0
+            self.guard.look_soon()
         try:
             return self._once(self._place)
         except psycopg.OperationalError:
@@ -94,7 +99,8 @@ class Worker:
         [(due,)] = self._place.rows(self._place.statements.next_due, {"group": self.settings.group})
         waits = [longest] if due is None else [longest, max(due, 0.0)]
         head = self._place.order.next_due() if self._place.order is not None else None
-        return min(waits if head is None else [*waits, max(head - time.monotonic(), 0.0)])
+        later = [at for at in (head, self.guard.next_probe()) if at is not None]
+        return min([*waits, *(max(at - time.monotonic(), 0.0) for at in later)])
 
     def close(self) -> None:
         """Harmless when it is closed."""
@@ -110,10 +116,12 @@ class Worker:
     def _once(self, place: Place) -> int:
         self._settle(place)
         self._upkeep(place)
+        self.guard.look_now_and_then(place)
         batch = self._claim(place)
         if batch.events:
             # From here on the events are in our hands, whatever happens.
             self._unsettled.append(batch)
+            self.guard.hold(batch, ordered=place.order is not None)
             try:
                 self._crew.handle(place, batch)
             finally:
@@ -124,6 +132,11 @@ class Worker:
     def _claim(self, place: Place) -> Batch:
         token = place.token()
         given: dict[str, Any] = {"group": self.settings.group, "token": token}
+        probe = self.guard.due()
+        if probe is not None:
+            if tried := self._claim_probe(place, given, probe):
+                return Batch(tried, token, probes=probe)
+            probe.look_again_soon()
         # Heads that are due and fresh events take turns, so that many failures hold up nobody else.
         self._heads_first = not self._heads_first
         found = self._claim_head(place, given) if self._heads_first else []
@@ -143,8 +156,30 @@ class Worker:
 
     def _claim_free(self, place: Place, given: dict[str, Any]) -> list[InboxEvent]:
         slots, blocked = ([], []) if place.order is None else (place.order.owned, place.order.blocked())
-        more = {"slots": slots, "blocked": blocked, "limit": self.settings.batch_size}
-        return place.claim(place.statements.claim, {**given, **more})
+        more: dict[str, Any] = {"slots": slots, "blocked": blocked, "limit": self.settings.batch_size}
+        if not self.guard.pauses:
+            return place.claim(place.statements.claim, {**given, **more})
+        if place.order is not None and self.guard.is_full():
+            return []
+        more |= {"paused": self.guard.paused_types(), "only": None}
+        return place.claim(place.statements.claim_beside, {**given, **more})
+
+    def _claim_probe(self, place: Place, given: dict[str, Any], pause: Pause) -> list[InboxEvent]:
+        """One event of a handler that is paused: with order per key, of another key each time."""
+        order = place.order
+        for key in list(pause.keys)[:PROBED_KEYS] if order is not None else ():
+            tried = pause.keys.pop(key)
+            head = order.heads.get(key) if order is not None else None
+            if order is None or head is None or head.due != math.inf:
+                continue
+            named = {"id": head.id, "created_at": head.created_at}
+            if found := place.claim(place.statements.claim_head, {**given, **named}):
+                pause.keys[key] = tried
+                return found
+            order.look_again(head)
+        slots, blocked = ([], []) if order is None else (order.owned, order.blocked())
+        more = {"slots": slots, "blocked": blocked, "limit": 1, "paused": [], "only": list(pause.types)}
+        return place.claim(place.statements.claim_beside, {**given, **more})
 
     def _settle(self, place: Place) -> None:
         while self._unsettled:

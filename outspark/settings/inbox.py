@@ -76,6 +76,22 @@ class AcceptSettings(Model):
     )
 
 
+class DeadGuardSettings(Model):
+    """When a handler is paused, because what it fails for is not the fault of single events."""
+
+    events: int = Field(
+        20, ge=0, description="So many events of a handler have to fail alike before it is paused; 0: never."
+    )
+    share: float = Field(
+        0.5, gt=0, le=1, description="And they have to be at least this share of all that it was called for."
+    )
+    window: Duration = Field(timedelta(minutes=1), description="Both within this time.")
+    probe: Duration = Field(
+        timedelta(seconds=5), description="When one event is tried again; the wait doubles with each failure."
+    )
+    longest_probe: Duration = Field(timedelta(minutes=5), description="The longest wait between two.")
+
+
 class HandlingSettings(Model):
     """How events are claimed and their handlers run."""
 
@@ -112,6 +128,7 @@ class HandlingSettings(Model):
     retry: RetrySettings = Field(
         default_factory=RetrySettings, description="Waits between tries; each row has its own max_attempts."
     )
+    dead_guard: DeadGuardSettings = Field(default_factory=DeadGuardSettings)
 
 
 class WorkSettings(HandlingSettings):

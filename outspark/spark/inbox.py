@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -15,12 +16,14 @@ from outspark.contracts.findings import refuse_errors
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox import check
 from outspark.contracts.omnibox.inbox import resolve_inbox
+from outspark.contracts.omnibox.inbox_guard import PausedType, paused_types
 from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
 from outspark.contracts.upkeep import Stats
 from outspark.errors import DatabaseRefused, OutsparkError
 from outspark.inbox.app import load_router
 from outspark.inbox.feeds import open_feed
 from outspark.inbox.spec import Task, inbox_lanes
+from outspark.redaction import redact
 from outspark.settings import Settings
 from outspark.settings.inbox import InboxSettings
 from outspark.spark.app import LanesApp
@@ -59,18 +62,25 @@ class InboxApp(LanesApp):
                 self._check_feed(name, inbox)
             except OutsparkError as error:
                 found.append(f"feed of {name}: {line(error)}")
-        return found
+        return found + [
+            f"inbox {name}: {redact(str(one))}" for name, every in self._paused().items() for one in every
+        ]
 
     def drained(self) -> bool:
         """Nothing waits for its handler, but for what is scheduled for later."""
         every = self._stats().values()
-        return all(
+        return not any(self._paused().values()) and all(
             isinstance(one, Stats) and one.pending == one.scheduled + one.backoff and not one.delivering
             for one in every
         )
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "inboxes": {name: as_json(one) for name, one in self._stats().items()}}
+        paused = self._paused()
+        inboxes = {
+            name: {**as_json(one), "paused": [type.to_json() for type in paused.get(name, ())]}
+            for name, one in self._stats().items()
+        }
+        return {**super().stats(), "inboxes": inboxes}
 
     def _preflight(self) -> None:
         preflight = Preflight("inbox", wait=self.settings.relay.wait_for_database)
@@ -117,10 +127,25 @@ class InboxApp(LanesApp):
                 self.tally.set(metrics.INBOX_PENDING_COUNT, stats.pending, inbox=name)
                 self.tally.set(metrics.INBOX_OLDEST_AGE_SECONDS, age, inbox=name)
                 self.tally.set(metrics.INBOX_DEAD_COUNT, stats.dead, inbox=name)
+        for name, every in self._paused().items():
+            self.tally.set(metrics.INBOX_PAUSED_COUNT, len(every), inbox=name)
 
     def _ended(self, *, all_lanes: bool) -> None:
         self._databases.close()
         self._counting.close()
+
+    def _paused(self) -> dict[str, list[PausedType]]:
+        """What workers have paused in each inbox that is handled here, and that can be asked now."""
+        answers: dict[str, list[PausedType]] = {}
+        for name, inbox in self._inboxes.items() if "work" in self._tasks else ():
+            if inbox.work.dead_guard.events:
+                with (
+                    suppress(psycopg.Error, OutsparkError),
+                    self._databases.use(inbox.url.get_secret_value()) as conn,
+                ):
+                    table = resolve_inbox(conn, TableName.parse(inbox.table))
+                    answers[name] = paused_types(conn, table, inbox.group)
+        return answers
 
     def _stats(self) -> dict[str, Stats | str]:
         answers = self._counting.each(self._urls(), self._stats_of)

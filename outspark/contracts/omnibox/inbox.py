@@ -23,6 +23,7 @@ from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName, resolve
+from outspark.contracts.omnibox.inbox_guard import beside
 from outspark.contracts.times import readable, same, seconds_until
 
 KEY_HEADER: Final = "partition_key"
@@ -304,6 +305,8 @@ class WorkStatements:
     """The statements of a worker, as text for psycopg with named parameters."""
 
     claim: str
+    claim_beside: str
+    """The same while some types are paused."""
     claim_head: str
     heads: str
     still_waits: str
@@ -368,12 +371,15 @@ def work_statements(
     parts["passing_over"] = sql.SQL("SKIP LOCKED" if slots is None else "")
     parts["in_order"] = sql.SQL(_UNORDERED if slots is None else _IN_ORDER).format(**parts)
 
+    parts["beside"] = beside(None if slots is None else key)
+
     def text(template: str, error: str = "") -> str:
         give_back = sql.SQL(_GIVE_BACK).format(error=sql.SQL(error), **parts) if error else sql.SQL("")
         return sql.SQL(template).format(give_back=give_back, **parts).as_string(None).strip()
 
     return WorkStatements(
         claim=text(CLAIM),
+        claim_beside=text(CLAIM.replace("{in_order}", "{in_order} {beside}")),
         claim_head=text(CLAIM_HEAD),
         heads=text(HEADS),
         still_waits=text(STILL_WAITS),
