@@ -39,13 +39,11 @@ def _meaning(said: str, properties: Mapping[str, str]) -> str | None:
     if is_about_our_certificate(said):
         ours = any(properties.get(name) for name in _OUR_CERTIFICATE)
         return f"TLS: {REFUSES_OURS if ours else NO_CLIENT_CERTIFICATE}"
-    if "PLAINTEXT broker listener" in said:
-        return f"TLS: {NOT_OFFERED}, or hung up"
     if "wrong version number" in said:
         return f"TLS: {NOT_OFFERED}"
     broker = _BROKER.search(said)
     if "certificate verify failed" not in said or broker is None:
-        return None
+        return f"TLS: {NOT_OFFERED}, or hung up" if "SSL_HANDSHAKE" in said else None
     return tls_verdict(broker[1].strip("[]"), int(broker[2]), _context(properties))
 
 

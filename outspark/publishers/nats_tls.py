@@ -1,4 +1,4 @@
-"""A client of NATS that says nothing to a server in the clear when TLS is wanted.
+"""A client of NATS that says nothing in the clear when TLS is wanted, and decodes the credentials that a URL has.
 
 In NATS the server's greeting decides on TLS, and it comes in the clear: whoever stands in between can leave TLS out of
 it. The client itself then goes on without, so this one looks before it sends its first word, which has the password.
@@ -6,13 +6,18 @@ it. The client itself then goes on without, so this one looks before it sends it
 
 from __future__ import annotations
 
+import json
 import ssl
 from typing import Any
+from urllib.parse import unquote
 
 import nats.errors
 from nats.aio.client import Client
 
 from outspark.publishers.tls_faults import NOT_OFFERED
+
+# How the first word names what `connect` has by another name.
+_CREDENTIALS = {"user": "user", "pass": "password", "auth_token": "token"}
 
 
 class TlsNotOffered(nats.errors.Error):
@@ -44,7 +49,18 @@ class TlsClient(Client):
         """Called for the first word to the server, when TLS has been agreed on if it ever is."""
         if self._tls_wanted and not self._encrypted:
             raise TlsNotOffered
-        return super()._connect_command()
+        return self._with_credentials_decoded(super()._connect_command())
+
+    def _with_credentials_decoded(self, command: bytes) -> bytes:
+        """The client sends what stands in a URL as it stands there; in a URL it is percent-encoded."""
+        if self._current_server is None or self._current_server.uri.username is None:
+            return command
+        verb, _, words = command.partition(b" ")
+        given = json.loads(words)
+        for name, option in _CREDENTIALS.items():
+            if name in given and self.options.get(option) is None:
+                given[name] = unquote(given[name])
+        return verb + b" " + json.dumps(given).encode() + b"\r\n"
 
     @property
     def _tls_wanted(self) -> bool:

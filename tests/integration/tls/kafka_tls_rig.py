@@ -7,6 +7,7 @@ from pathlib import Path
 from outspark.embedded.kafka import Kafka
 from outspark.embedded.server import free_port
 from tests.integration.tls.certificates import NAME, Certificates, Pair
+from tests.integration.tls.passwords import EVERY
 from tests.integration.tls.recorder import HOST
 from tests.integration.tls.refusals import PASSWORD
 
@@ -15,7 +16,7 @@ TOPIC = "order.created"
 
 class TlsKafka(Kafka):
     def __init__(self, certificates: Certificates) -> None:
-        super().__init__(users={"relay": PASSWORD}, quick=True)
+        super().__init__(users={"relay": PASSWORD, "odd": EVERY}, quick=True)
         self.tls_port, self.expired_port = free_port(), free_port()
         self._certificates = certificates
 
@@ -35,7 +36,9 @@ class TlsKafka(Kafka):
         config["listeners"] += f",{here}"
         config["advertised.listeners"] += f",{named}"
         config["listener.security.protocol.map"] += ",STRICT:SASL_SSL,EXPIRED:SSL"
-        login = config["listener.name.sasl.plain.sasl.jaas.config"]
+        # A backslash is an escape in Java's properties as well as in this one.
+        login = config["listener.name.sasl.plain.sasl.jaas.config"].replace("\\", "\\\\")
+        config["listener.name.sasl.plain.sasl.jaas.config"] = login
         return {
             **config,
             "listener.name.strict.sasl.enabled.mechanisms": "PLAIN",

@@ -13,18 +13,19 @@ from psycopg import sql
 from outspark.embedded import pginstall
 from outspark.embedded.postgres import Postgres
 from tests.integration.tls.certificates import NAME, Certificates, Pair
+from tests.integration.tls.passwords import EVERY
 from tests.integration.tls.recorder import HOST
 from tests.parts import postgres_with_tls
 
 _RULES = f"""
 host all postgres {HOST}/32 trust
 hostssl all relay {HOST}/32 scram-sha-256 clientcert=verify-ca
-hostssl all reader {HOST}/32 scram-sha-256
+hostssl all reader,odd {HOST}/32 scram-sha-256
 """
 
 
 class TlsPostgres(Postgres):
-    """User `relay` has to show a certificate and a password, `reader` only a password."""
+    """User `relay` has to show a certificate and a password, `reader` only a password, `odd` an odd one."""
 
     def __init__(self, certificates: Certificates, pair: Pair, password: str) -> None:
         files = {"ssl_cert_file": "server.pem", "ssl_key_file": "server.key", "ssl_ca_file": "ca.pem"}
@@ -40,9 +41,9 @@ class TlsPostgres(Postgres):
 
     def make_users(self) -> None:
         with psycopg.connect(self.url(), autocommit=True) as admin:
-            for user in ("relay", "reader"):
+            for user, password in {"relay": self._password, "reader": self._password, "odd": EVERY}.items():
                 words = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
-                admin.execute(words.format(sql.Identifier(user), sql.Literal(self._password)))
+                admin.execute(words.format(sql.Identifier(user), sql.Literal(password)))
 
     def _prepare(self, folder: Path) -> None:
         programs = postgres_with_tls()

@@ -60,6 +60,6 @@ def assert_waits(publisher: Publisher, topic: str, reason: str) -> None:
     (outcome,) = publisher.publish([event(topic)], TIMEOUT)
     assert isinstance(outcome, Retry)
     assert not outcome.counted
-    assert reason in outcome.error
+    assert reason in outcome.error, outcome.error
     with pytest.raises(DestinationDown, match=reason):
         publisher.check(TIMEOUT)

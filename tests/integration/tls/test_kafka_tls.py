@@ -15,6 +15,7 @@ from outspark.settings.inbox import FeedSettings
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import WRONG_NAME, Certificates
 from tests.integration.tls.kafka_tls_rig import TOPIC, TlsKafka, login
+from tests.integration.tls.passwords import EVERY, WRONG, assert_password_works
 from tests.integration.tls.recorder import HOST, Recorder
 from tests.integration.tls.refusals import PASSWORD, PAYLOAD, TIMEOUT
 from tests.waiting import wait_for
@@ -85,6 +86,14 @@ def test_a_real_server_without_tls(server: TlsKafka, certificates: Certificates)
     """A broker hangs up, as one does that is going away, so this may pass."""
     with closing(refusals.open_at("kafka", server.url, login(certificates))) as publisher:
         refusals.assert_waits(publisher, TOPIC, refusals.NOT_OFFERED)
+
+
+@pytest.mark.parametrize("password", [EVERY, WRONG], ids=["right", "wrong"])
+def test_a_password_of_all_characters(
+    server: TlsKafka, certificates: Certificates, caplog: pytest.LogCaptureFixture, password: str
+) -> None:
+    options = login(certificates, **{"sasl.username": "odd", "sasl.password": password})
+    assert_password_works("kafka", TOPIC, server.tls_url(), password, caplog, **options)
 
 
 def test_nothing_secret_is_sent_in_the_clear(certificates: Certificates) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +14,7 @@ from outspark.embedded.postgres import Postgres
 from outspark.settings import SourceSettings
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import Certificates
+from tests.integration.tls.passwords import EVERY, WRONG, assert_not_echoed
 from tests.integration.tls.postgres_tls_rig import TlsPostgres
 from tests.integration.tls.recorder import HOST, Recorder
 from tests.integration.tls.refusals import PASSWORD
@@ -83,6 +86,23 @@ def test_a_certificate_of_ours_that_the_server_does_not_trust(
 def test_a_real_server_without_tls(postgres_server: Postgres, certificates: Certificates) -> None:
     url = f"{postgres_server.url()}?sslmode=verify-full&sslrootcert={certificates.ca}"
     _assert_refused("server does not support SSL, but SSL was required", url)
+
+
+@pytest.mark.parametrize("password", [EVERY, WRONG], ids=["right", "wrong"])
+def test_a_password_of_all_characters(
+    server: TlsPostgres, certificates: Certificates, caplog: pytest.LogCaptureFixture, password: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = SourceSettings(url=server.tls_url("odd", password, sslrootcert=str(certificates.ca)))
+    said = ""
+    try:
+        with connect("source", "shop", settings) as conn:
+            assert conn.execute("SELECT current_user").fetchone() == ("odd",)
+        assert password == EVERY
+    except DatabaseUnreachable as error:
+        assert password == WRONG
+        said = "".join(traceback.format_exception(error))
+    assert_not_echoed(password, said, repr(settings), str(settings), caplog.text)
 
 
 def test_nothing_secret_is_sent_in_the_clear(certificates: Certificates) -> None:

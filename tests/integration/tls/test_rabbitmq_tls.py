@@ -15,6 +15,7 @@ from outspark.embedded.server import free_port
 from tests.integration.publishers.rabbitmq_rig import write_definitions
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import NAME, Certificates, Pair
+from tests.integration.tls.passwords import EVERY, WRONG, assert_password_works, encoded
 from tests.integration.tls.recorder import HOST, Recorder
 from tests.integration.tls.refusals import PASSWORD, PAYLOAD
 
@@ -40,7 +41,7 @@ class TlsRabbitMQ(RabbitMQ):
 
     def _prepare(self, folder: Path) -> None:
         super()._prepare(folder)
-        self.options = write_definitions(folder / "definitions.json", {"guest": PASSWORD})
+        self.options = write_definitions(folder / "definitions.json", {"guest": PASSWORD, "relay": EVERY})
         right = _files_of(self._certificates.server)
         by_name = ",".join(f'{{"{name}", [{right}]}}' for name in (NAME, BY_WRONG_NAME))
         options = (
@@ -110,6 +111,14 @@ def test_a_certificate_of_ours_that_the_server_does_not_trust(
 def test_a_real_server_without_tls(server: TlsRabbitMQ, certificates: Certificates) -> None:
     url = f"amqps://guest:{PASSWORD}@{NAME}:{server.port}/"
     assert_refused(refusals.NOT_OFFERED, url, ca_file=str(certificates.ca))
+
+
+@pytest.mark.parametrize("password", [EVERY, WRONG], ids=["right", "wrong"])
+def test_a_password_of_all_characters(
+    server: TlsRabbitMQ, caplog: pytest.LogCaptureFixture, password: str
+) -> None:
+    url = f"amqp://relay:{encoded(password)}@{HOST}:{server.port}/"
+    assert_password_works("rabbitmq", QUEUE, url, password, caplog)
 
 
 def test_nothing_secret_is_sent_in_the_clear(certificates: Certificates) -> None:
