@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outspark import metrics, telemetry
+from outspark.redaction import redact
 from outspark.relay.housekeeping import Housekeeper
 from outspark.relay.shedlock import holder
 from outspark.relay.spec import share_out
@@ -26,6 +27,7 @@ class RelayApp(LanesApp):
         self.monitor = Monitor(settings, instance, specs[0].channel)
         self._open_breakers: dict[int, dict[str, str]] = {}
         """Lane -> destinations that were down for it when its last shift ended, and why."""
+        self._lane_problems: dict[int, list[str]] = {}
         super().__init__(settings, instance, specs)
 
     @property
@@ -34,7 +36,8 @@ class RelayApp(LanesApp):
         return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
 
     def ready(self) -> list[str]:
-        return self.monitor.problems()
+        told = [problem for problems in self._lane_problems.values() for problem in problems]
+        return self.monitor.problems(self.tally, told)
 
     def drained(self) -> bool:
         return self.monitor.drained()
@@ -77,3 +80,4 @@ class RelayApp(LanesApp):
     def _take_report(self, report: dict[str, Any]) -> None:
         super()._take_report(report)
         self._open_breakers[report["lane"]] = dict(report["breakers"])
+        self._lane_problems[report["lane"]] = [redact(problem) for problem in report["problems"]]
