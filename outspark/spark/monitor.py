@@ -80,7 +80,8 @@ class Monitor:
             try:
                 self._publisher(name).check(CHECK_TIMEOUT)
             except OutsparkError as error:
-                found.append(f"destination {name}: {line(error)}")
+                # Most publishers say who they are.
+                found.append(f"destination {name}: {line(error).removeprefix(f'destination {name}: ')}")
         if found:
             self._progress.forget()
             return found
