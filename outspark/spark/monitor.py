@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from outspark.relay.shedlock import relay_lock
 from outspark.settings import Settings, SourceSettings
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
+from outspark.spark.progress import Progress
 from outspark.spark.refusals import Preflight
 
 log = logging.getLogger(__name__)
@@ -50,12 +52,14 @@ class Monitor:
     """Connections of their own, so that a look need not wait for a count."""
     _publishers: dict[str, Publisher] = field(default_factory=dict)
     _well: set[str] = field(default_factory=set)
+    _progress: Progress = field(init=False)
     _identities: Identities = field(default_factory=lambda: Identities("sources"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         name = f"outspark {self.settings.relay.id} driver"
         self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
+        self._progress = Progress(self.settings)
 
     def preflight(self) -> None:
         """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
@@ -69,7 +73,13 @@ class Monitor:
                 preflight.failed(name, error)
         preflight.refuse()
 
-    def problems(self) -> list[str]:
+    def problems(
+        self, tally: Tally | None = None, lanes: Iterable[str] = (), closed: Sequence[str] = ()
+    ) -> list[str]:
+        """Why the relay is not ready. `lanes` are the problems that lanes told of, for what is stuck.
+
+        Where something is `closed`, events wait for it, and that nothing moves says no more.
+        """
         found = []
         looks = self._databases.each(self._urls(), lambda name: self._look(name, self.settings.sources[name]))
         for name, answer in looks.items():
@@ -79,8 +89,27 @@ class Monitor:
             try:
                 self._publisher(name).check(CHECK_TIMEOUT)
             except OutsparkError as error:
-                found.append(f"destination {name}: {line(error)}")
-        return found
+                # Most publishers say who they are.
+                found.append(f"destination {name}: {line(error).removeprefix(f'destination {name}: ')}")
+        if found or closed:
+            self._progress.forget()
+            return found
+        return [*self._stuck(tally or Tally(), lanes)]
+
+    def _stuck(self, tally: Tally, lanes: Iterable[str]) -> Iterator[str]:
+        """Where all is well to look at, and still nothing moves."""
+        for name, source in self.settings.sources.items():
+            settled = tally.value(metrics.EVENTS_TOTAL, source=name)
+            try:
+                owned = self._owned(name) if source.ordering == "key" else 0
+                with self._use(source) as conn:
+                    table = resolve(conn, TableName.parse(source.table))
+                    problem = self._progress.problem(conn, name, source, table, owned, settled)
+            except (psycopg.Error, OutsparkError) as error:
+                problem = line(error)
+            if problem:
+                why = "".join(f"; a lane says: {one}" for one in dict.fromkeys(lanes))
+                yield f"source {name}: {problem}{why}"
 
     def stats(self) -> dict[str, Stats | str]:
         """Per source, or why there are none."""

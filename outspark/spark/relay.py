@@ -10,6 +10,7 @@ from typing import Any
 
 from outspark import metrics, telemetry
 from outspark.contracts.upkeep import Stats
+from outspark.redaction import redact
 from outspark.relay.housekeeping import Housekeeper
 from outspark.relay.shedlock import holder
 from outspark.relay.spec import share_out
@@ -29,6 +30,7 @@ class RelayApp(LanesApp):
         self._open_breakers: dict[int, dict[str, str]] = {}
         """Lane -> destinations that were down for it when its last shift ended, and why."""
         self.closed = Closed()
+        self._lane_problems: dict[int, list[str]] = {}
         super().__init__(settings, instance, specs)
 
     @property
@@ -37,7 +39,9 @@ class RelayApp(LanesApp):
         return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
 
     def ready(self) -> list[str]:
-        return [*self.monitor.problems(), *self.closed.problems()]
+        closed = self.closed.problems()
+        told = [problem for problems in self._lane_problems.values() for problem in problems]
+        return [*self.monitor.problems(self.tally, told, closed), *closed]
 
     def drained(self) -> bool:
         return self.monitor.drained()
@@ -87,6 +91,7 @@ class RelayApp(LanesApp):
         super()._take_report({**report, "causes": {**report["causes"], **closed}})
         self._open_breakers[report["lane"]] = dict(report["breakers"])
         self.closed.take(report["lane"], report["closed"])
+        self._lane_problems[report["lane"]] = [redact(problem) for problem in report["problems"]]
 
     def _pending(self) -> int:
         return sum(one.pending for one in self.monitor.stats().values() if isinstance(one, Stats))

@@ -42,6 +42,19 @@ def elsewhere(url: str) -> str:
     return url.replace("127.0.0.1", "localhost")
 
 
+@pytest.mark.parametrize("type", ["redis", "nats", "kafka", "rabbitmq", "http"])
+def test_a_destination_that_is_away_is_named_once(type: str) -> None:
+    schemes = {"rabbitmq": "amqp", "http": "https"}
+    settings = Settings.model_validate(
+        {"destinations": {"cache": {"type": type, "url": f"{schemes.get(type, type)}://127.0.0.1:1"}}}
+    )
+    looking = Monitor(settings, "one", "outspark_one")
+    (problem,) = looking.problems()
+    looking.close()
+    assert problem.startswith("destination cache: ")
+    assert problem.count("destination cache") == 1
+
+
 def test_two_spellings_of_one_table_are_refused(database: Database) -> None:
     database.connect().execute(ddl().encode())
     same = r"sources\.a and sources\.b are the same table public\.openoutbox_events of one database"
