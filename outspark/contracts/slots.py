@@ -47,6 +47,26 @@ SELECT t.slot, t.epoch, b.owner, coalesce(b.clean, true), b.note,
   extract(epoch FROM clock_timestamp() - b.since)::float8
 FROM taken t LEFT JOIN before b USING (slot) ORDER BY t.slot"""
 
+OWNERS = """\
+-- Who had which slot last, and did that end well?
+SELECT owner, clean FROM {slots_table} WHERE source = %(source)s ORDER BY slot"""
+
+ONE_AT_A_TIME = """\
+-- Until the end of this transaction
+SELECT pg_advisory_xact_lock(%(class)s::int, 0)"""
+
+SPLIT_ANEW = """\
+-- Write down all slots of another layout of the keys. What was in flight in one of the old may lie in any of the new,
+-- so all are in disorder if one was. Epochs go on from the highest, and those that are no longer used are done with.
+WITH old AS (
+  SELECT max(epoch) + 1 AS epoch, max(slot) AS last FROM {slots_table} WHERE source = %(source)s
+)
+INSERT INTO {slots_table} AS s (source, slot, epoch, owner, since, clean)
+SELECT %(source)s, slot, old.epoch, %(owner)s, clock_timestamp(), %(clean)s OR slot >= %(count)s
+FROM old, generate_series(0, greatest(%(count)s - 1, old.last)) AS slot
+ON CONFLICT (source, slot) DO UPDATE
+SET epoch = EXCLUDED.epoch, owner = EXCLUDED.owner, since = EXCLUDED.since, clean = EXCLUDED.clean, note = NULL"""
+
 BEGIN = """\
 -- Put our name to slots whose last owner cannot be publishing any more.
 UPDATE {slots_table} SET owner = %(owner)s WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])"""

@@ -28,12 +28,15 @@ BUSY, IDLE = (100.0, 10.0, 30.0), (20.0, 1.0, 5.0)
 """A mark lasts so many times as long as the look that set it, but at least and at most so many seconds."""
 CHECK_INTERVAL, FIRST_CHECK = 1.0, 0.1
 """Seconds between two questions which transactions are open; the shorter one until there was a first calm."""
+MARGIN = 0.1
+"""Seconds that a transaction may need from taking its time to showing among the open ones."""
 DEAR = 0.05
 """Seconds that a look from the beginning may take before it is worth a mark while nothing is to be drained."""
 
 OPEN_TRANSACTIONS = """\
--- The time, and every transaction of others that is open in this database and may write, prepared ones included
-SELECT clock_timestamp(), array(
+-- A time, and every transaction of others that is open in this database and may write, prepared ones included. One that
+-- begins takes its time first and shows a moment later, which is longer where its process has to wait for a processor.
+SELECT clock_timestamp() - make_interval(secs => %(margin)s), array(
   SELECT l.virtualtransaction FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
   WHERE l.locktype IN ('virtualxid', 'transactionid') AND l.granted
     AND l.pid IS DISTINCT FROM pg_backend_pid()
@@ -47,6 +50,7 @@ class LowWater:
 
     source: Source
     wait_for_open: bool = True
+    margin: float = MARGIN
     _mark: datetime | None = None
     _swept: datetime | None = None
     """Up to here the index entries of what is done were stepped over once more."""
@@ -148,7 +152,7 @@ class LowWater:
 
     def _check(self, now: float) -> None:
         """Have all the transactions ended that were open when we asked last?"""
-        ((at, open_now),) = self.source.execute("low water", OPEN_TRANSACTIONS, {})
+        ((at, open_now),) = self.source.execute("low water", OPEN_TRANSACTIONS, {"margin": self.margin})
         if self._asked is None:
             self._asked, self._open, self._next_check = at, frozenset(open_now), now
             return

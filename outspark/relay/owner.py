@@ -6,9 +6,13 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FORM = re.compile(
     r"(?P<relay>.*) instance=(?P<instance>\S+) lane=(?P<lane>\d+) host=(?P<host>\S+) pid=(?P<pid>\d+)"
+    r"(?: slots=(?P<slots>\d+))?"
 )
 
 
@@ -19,6 +23,8 @@ class Owner:
     lane: int
     host: str
     pid: int
+    slots: int | None = None
+    """Into how many slots it split the keys."""
 
     @classmethod
     def here(cls, relay: str, instance: str, lane: int) -> Owner:
@@ -29,10 +35,16 @@ class Owner:
         match = _FORM.fullmatch(text)
         if match is None:
             return None
-        return cls(match["relay"], match["instance"], int(match["lane"]), match["host"], int(match["pid"]))
+        slots = int(match["slots"]) if match["slots"] else None
+        return cls(
+            match["relay"], match["instance"], int(match["lane"]), match["host"], int(match["pid"]), slots
+        )
 
     def __str__(self) -> str:
-        return f"{self.relay} instance={self.instance} lane={self.lane} host={self.host} pid={self.pid}"
+        slots = f" slots={self.slots}" if self.slots is not None else ""
+        return (
+            f"{self.relay} instance={self.instance} lane={self.lane} host={self.host} pid={self.pid}{slots}"
+        )
 
     def has_ended(self) -> bool:
         """True only when it is certain that this owner publishes nothing any more.
@@ -65,9 +77,20 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _host() -> str:
-    """Host name and, where the system has them, the namespace of process ids: two containers share no pids."""
+    """Host name and, where the system has them, the namespace of process ids and the boot of the kernel.
+
+    Two containers share no pids, and neither do two machines that were given the same name.
+    """
     try:
         namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:").strip("[]")
     except OSError:
         namespace = "-"
-    return f"{socket.gethostname()}/{namespace}"
+    return f"{socket.gethostname()}/{namespace}/{_boot()}"
+
+
+@cache
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text().strip() or "-"
+    except OSError:
+        return "-"

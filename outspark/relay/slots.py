@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 
@@ -62,6 +62,11 @@ class Slots:
                 f"slots = {self.count} for {self.table}, but another relay on this table works with slots = {row[1]}; "
                 "give both the same number, or stop the other one first"
             )
+        if self._split_otherwise():
+            with self.conn.transaction():
+                self.conn.execute(statements.ONE_AT_A_TIME, {"class": lock_class("split", self.table)})
+                if owners := self._split_otherwise():
+                    self._split_anew(owners)
 
     def take(self) -> list[Taken]:
         """Take what is free among the wanted slots that we do not own yet."""
@@ -76,7 +81,7 @@ class Slots:
             return []
         rows = self.conn.execute(
             statements.compose(statements.TAKE, self.table),
-            {"source": self.source, "slots": free, "owner": str(self.owner)},
+            {"source": self.source, "slots": free, "owner": self._signature()},
         ).fetchall()
         self.proved = time.monotonic()
         self.epochs.update({slot: epoch for slot, epoch, *_ in rows})
@@ -85,11 +90,41 @@ class Slots:
             for slot, _, before, clean, note, age in rows
         ]
 
+    def _signature(self) -> str:
+        return str(replace(self.owner, slots=self.count))
+
+    def _split_otherwise(self) -> list[tuple[str, bool]]:
+        """The last owners of the slots and whether they left in good order, if not all split the keys as we do."""
+        owners: list[tuple[str, bool]] = self.conn.execute(
+            statements.compose(statements.OWNERS, self.table), {"source": self.source}
+        ).fetchall()
+        # Where an owner does not say, there were as many as there are rows.
+        parsed = [Owner.parse(owner) for owner, _ in owners]
+        counts = {len(owners) if one is None or one.slots is None else one.slots for one in parsed}
+        return owners if counts - {self.count} else []
+
+    def _split_anew(self, owners: list[tuple[str, bool]]) -> None:
+        """Nobody works on the table with another number of slots now, but somebody may have ended in mid-batch."""
+        vanished = [owner for owner, clean in owners if not clean]
+        # If one of them may still be publishing, that is what has to be known of every slot.
+        living = [owner for owner in vanished if not _ended(owner)]
+        known = Owner.parse((living or vanished or [str(self.owner)])[0])
+        unknown = Owner("unknown", "-", 0, "-", 0)
+        self.conn.execute(
+            statements.compose(statements.SPLIT_ANEW, self.table),
+            {
+                "source": self.source,
+                "count": self.count,
+                "owner": str(replace(known or unknown, slots=self.count)),
+                "clean": not vanished,
+            },
+        )
+
     def begin(self, slots: list[int]) -> None:
         """Put our name to slots that were left in disorder, once nobody else can be publishing from them."""
         self.conn.execute(
             statements.compose(statements.BEGIN, self.table),
-            {"source": self.source, "slots": slots, "owner": str(self.owner)},
+            {"source": self.source, "slots": slots, "owner": self._signature()},
         )
 
     def prove(self) -> None:

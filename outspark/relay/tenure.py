@@ -34,6 +34,8 @@ class Tenure:
     inherited: tuple[Note, float] | None = None
     """What the one before us noted, and how many seconds ago; for the loop to use once."""
     _graced: list[tuple[float, Taken]] = field(default_factory=list)
+    _counted: set[str] = field(default_factory=set)
+    """Suspects whose attempt was counted when they were adopted."""
 
     def take(self) -> bool:
         """Take free slots and begin with those whose grace is over; True when there are new ones to claim from."""
@@ -81,6 +83,7 @@ class Tenure:
         self.slots.leave(self.active, note.model_dump_json() if note is not None else None)
         self.active, self._graced, self.inherited = [], [], None
         self.suspects.clear()
+        self._counted.clear()
         self.source.keys.clear()
 
     def clear_blocked(self) -> None:
@@ -96,7 +99,8 @@ class Tenure:
             suspect, key = self.suspects.pop(0)
             if self._is_blocked(key):
                 continue
-            if self.source.settings.lease == "row" or self._count_attempt(suspect, key):
+            counted = self.source.settings.lease == "row" or suspect in self._counted
+            if counted or self._count_attempt(suspect, key):
                 return suspect
         return None
 
@@ -123,7 +127,7 @@ class Tenure:
     def _note(self, ready: list[Taken]) -> tuple[Note, float] | None:
         """The note of the one before us, if it is of this run and about just the slots that we own now."""
         text, age = ready[0].note, ready[0].age
-        if text is None or age is None or not ready[0].clean:
+        if text is None or age is None or not all(taken.clean for taken in ready):
             return None
         try:
             note = Note.model_validate_json(text)
@@ -134,21 +138,23 @@ class Tenure:
         return note, age
 
     def _adopt(self, slots: list[int]) -> None:
+        """Whoever vanished may have worked under another `lease` than we do, so its marks are always looked for."""
         settings, statements = self.source.settings, self.source.statements
+        limits = {"max_attempts": settings.retry.max_attempts, "error": ADOPTED}
+        adopted = self.source.execute("adopt", statements.adopt, {"slots": slots, **limits})
+        rows = [(event, key) for event, key, is_dead in adopted if not is_dead]
+        dead = len(adopted) - len(rows)
         if settings.lease == "slot":
+            self._counted.update(event for event, _ in rows)
             parameters = {
                 "slots": slots,
                 "blocked": self.source.keys.blocked(),
                 "limit": settings.batch_size,
             }
-            rows = self.source.execute("adopt", statements.suspects, parameters)
-            dead = 0
-        else:
-            limits = {"max_attempts": settings.retry.max_attempts, "error": ADOPTED}
-            adopted = self.source.execute("adopt", statements.adopt, {"slots": slots, **limits})
-            rows = [(event, key) for event, key, is_dead in adopted if not is_dead]
-            dead = len(adopted) - len(rows)
-        self.suspects.extend((event, key) for event, key in rows)
+            rows = [
+                (event, key) for event, key in self.source.execute("adopt", statements.suspects, parameters)
+            ]
+        self.suspects.extend(rows)
         self.source.count("dead", dead)
         if rows or dead:
             self.source.tally.add(metrics.ADOPTED_TOTAL, len(rows) + dead, source=self.source.name)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import psycopg
 import pytest
@@ -22,7 +24,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.needs("netns")
 
-SILENCE = 2
+SILENCE = 3
 """Seconds without a sign after which a connection is given up in these tests."""
 LOCK = "SELECT pg_advisory_lock(4711)"
 LOCKED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
@@ -97,37 +99,38 @@ def test_a_lane_goes_on_at_the_second_host(site: Site) -> None:
 
 def test_a_database_that_vanished_does_not_hold_up_another_one(site: Site) -> None:
     with _places(site) as (far, near):
-        far.source["url"] = f"{site.far_url}?connect_timeout=600"
+        far.source["url"] = site.far_url
         far.more_sources["near"] = {"url": near.database.url}
         far.enqueue("far", key="k")
-        latest = 0.0
+        rounds: list[float] = []
 
         def done() -> bool:
-            nonlocal latest
-            if far.broker.delivered() != ["far"]:
-                return latest > 0.0 and not near.waiting()
-            if not latest:
+            if far.broker.delivered() == ["far"]:
                 site.link.cut()
-                latest = time.monotonic() + SILENCE + 6
                 near.enqueue("near", key="k")
-            return False
+            if "near" in far.broker.delivered():
+                # What was under way when the link was cut is given up: from here on there are only connects.
+                rounds.append(time.monotonic())
+            return bool(rounds) and rounds[-1] > rounds[0] + 2.5 * SILENCE
 
-        far.work(done, timeout=SILENCE + 15)
-        # The end comes although a connect is still under way, which would go on for ten minutes.
-        assert far.broker.delivered() == ["far", "near"]
-        assert time.monotonic() < latest
+        far.work(done, timeout=30)
+        # The end comes although a connect is still under way.
+        rounds.append(time.monotonic())
+        assert max(after - before for before, after in pairwise(rounds)) < SILENCE / 2
 
 
-def test_the_driver_hears_from_one_database_while_another_has_vanished(site: Site) -> None:
-    urls = {"far": f"{site.far_url}?connect_timeout=600", "near": site.near.url()}
+def test_the_driver_reaches_one_database_while_another_has_vanished(site: Site) -> None:
+    urls = {"far": site.far_url, "near": site.near.url()}
     driver = Databases("driver")
     with closing(psycopg.connect(site.near.url(), autocommit=True)) as ear:
         ear.execute("LISTEN lanes")
         site.link.cut()
-        started = time.monotonic()
-        assert driver.say_stop(urls, "lanes")
-        assert [notify.payload for notify in ear.notifies(timeout=5, stop_after=1)] == ["stop"]
-        assert time.monotonic() - started < 8
+        saying = threading.Thread(target=driver.say_stop, args=(urls, "lanes"))
+        saying.start()
+        heard = [notify.payload for notify in ear.notifies(timeout=SILENCE / 2, stop_after=1)]
+        saying.join()
+        driver.close()
+    assert heard == ["stop"]
 
 
 def _cut_after(site: Site, condition: Callable[[], bool], other: Place) -> Callable[[], bool]:

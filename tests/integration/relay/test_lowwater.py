@@ -37,7 +37,7 @@ class Drain:
         statements = contract.lane_statements(TABLE, settings)
         self.conn = conn
         self.source = Source("test", settings, conn, statements, contract.upkeep(TABLE), Tally())
-        self.low = LowWater(self.source, wait_for_open=wait_for_open)
+        self.low = LowWater(self.source, wait_for_open=wait_for_open, margin=0.0)
         self.looks: list[datetime] = []
         self.ends: list[datetime] = []
 
@@ -316,3 +316,15 @@ def test_what_falls_due_between_two_shifts_ends_the_mark(lane: Connection, datab
     assert mark is not None
     drain.low.resume(mark, ago=0.2)
     assert drain.low.expires_in() == 0.0
+
+
+def test_what_a_transaction_wrote_before_it_showed_is_above_the_mark(
+    lane: Connection, database: Database
+) -> None:
+    """It takes its time first; until it shows among the open ones, its process may wait for a processor."""
+    low = LowWater(Drain(lane, database.url).source)
+    row = lane.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    low.prepare()
+    assert low._asked is not None
+    assert low._asked < row[0]
