@@ -67,6 +67,10 @@ class Receiver(Server):
         """To the next requests with this event id; after these, and to all others: 204."""
         self._tell({"event_id": event_id, "answers": [asdict(answer) for answer in answers]})
 
+    def answer_all(self, status: int) -> None:
+        """To every request from now on for which nothing else was planned."""
+        self._tell({"status": status})
+
     def gather(self, count: int) -> None:
         """Answer only when `count` requests are in flight together."""
         self._tell({"gather": count})
@@ -116,6 +120,7 @@ class _App:
     def __init__(self) -> None:
         self._answers: dict[str, list[dict[str, Any]]] = {}
         self._barrier: asyncio.Barrier | None = None
+        self._status = Answer().status
         self._in_flight: Counter[str] = Counter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -133,6 +138,8 @@ class _App:
     def _obey(self, order: dict[str, Any]) -> None:
         if "gather" in order:
             self._barrier = asyncio.Barrier(order["gather"])
+        elif "status" in order:
+            self._status = order["status"]
         else:
             self._answers[order["event_id"]] = order["answers"]
 
@@ -145,7 +152,7 @@ class _App:
             if self._barrier is not None:
                 await self._barrier.wait()
             planned = self._answers.get(headers.get("x-event-id", ""))
-            answer = Answer(**planned.pop(0)) if planned else Answer()
+            answer = Answer(**planned.pop(0)) if planned else Answer(self._status)
             if answer.hang:
                 await receive()  # until the client goes away
                 return
