@@ -17,8 +17,8 @@ SELECT pg_try_advisory_lock(%s::int, %s::int)"""
 
 HELD_BATONS = """\
 -- Lanes of a run that are at work on this database
-SELECT count(*) FROM pg_locks
-WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%s::bigint & 4294967295)::oid
+SELECT objid::bigint FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%(class)s::bigint & 4294967295)::oid
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 LET_GO = """\

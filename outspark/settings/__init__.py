@@ -230,6 +230,10 @@ class RelaySettings(Model):
         description="Wait at the start also for a database that refuses us: an unknown host or database, a wrong "
         "password, a missing privilege. Otherwise those end it with exit code 3.",
     )
+    stuck_after: Duration = Field(
+        timedelta(minutes=2),
+        description="A lane that is so late to end its shift is not healthy; after twice as long it is started again.",
+    )
 
 
 class ServerSettings(Model):

@@ -21,6 +21,7 @@ from outspark.settings import Settings
 try:
     from pyspark.sql import SparkSession
 
+    from outspark.spark.beat import HANGING, SILENT, prefix
     from outspark.spark.session import cancel, close_session, open_session
     from outspark.spark.shifts import Shifts, reason
 except ImportError as error:
@@ -32,6 +33,9 @@ UNWELL = 3
 """Failures in a row after which a lane counts as not alive."""
 CANCEL_WAIT = 5.0
 ORPHAN_POLL = 0.1
+WATCH = 1.0
+SILENCE = 5.0
+STUCK = "lane is stuck"
 CALM = 5.0
 """Seconds more than a shift after which an outage that nobody reports any more is over."""
 
@@ -114,7 +118,7 @@ class LanesApp(ABC):
             return False
         while at_work := self._lanes_at_work():
             if time.monotonic() >= deadline:
-                log.warning("lanes did not end in time", extra={"lanes": at_work})
+                log.warning("lanes did not end in time", extra={"lanes": sorted(at_work)})
                 return False
             self._say_stop()
             time.sleep(ORPHAN_POLL)
@@ -131,9 +135,9 @@ class LanesApp(ABC):
         if self.stopping.is_set():
             return [f"the {self.what} is stopping"]
         return [
-            f"lane {shifts.spec.lane}: {shifts.problem or 'not running'}"
+            f"lane {shifts.spec.lane}: {shifts.stuck or shifts.problem or 'not running'}"
             for shifts in self._shifts
-            if not shifts.running or shifts.failures >= UNWELL
+            if not shifts.running or shifts.failures >= UNWELL or shifts.stuck
         ]
 
     @abstractmethod
@@ -148,7 +152,12 @@ class LanesApp(ABC):
             "relay": self.settings.relay.id,
             "uptime_seconds": round(time.time() - self.started, 1),
             "lanes": [
-                {"lane": s.spec.lane, "running": s.running, "failures": s.failures, "problem": s.problem}
+                {
+                    "lane": s.spec.lane,
+                    "running": s.running,
+                    "failures": s.failures,
+                    "problem": s.stuck or s.problem,
+                }
                 for s in self._shifts
             ],
         }
@@ -167,8 +176,12 @@ class LanesApp(ABC):
         """Said again until the lanes have ended. False when no lane can have heard it."""
 
     @abstractmethod
-    def _lanes_at_work(self) -> int:
-        """How many hold their baton; only those of which a database knows."""
+    def _lanes_at_work(self) -> set[int]:
+        """Those that hold their baton; only those of which a database knows."""
+
+    @abstractmethod
+    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        """The first column of what the databases answer."""
 
     @abstractmethod
     def _gauge(self) -> None: ...
@@ -177,7 +190,32 @@ class LanesApp(ABC):
         """What else runs in threads of the driver until it is told to stop."""
         keeper = PartitionKeeper.of(self.settings)
         kept = {} if keeper is None else {"partitions": keeper.run}
-        return {"causes": self.causes.run, **kept}
+        return {"causes": self.causes.run, "watch": self._watch, **kept}
+
+    def _watch(self, stopping: threading.Event) -> None:
+        """A lane that hangs cannot say so, but its shift does not end."""
+        limit = self.settings.relay.stuck_after.total_seconds()
+        while not stopping.wait(WATCH):
+            for shifts in self._shifts:
+                self._look_at(shifts, limit)
+
+    def _look_at(self, shifts: Shifts, limit: float) -> None:
+        lane, late, who = shifts.spec.lane, shifts.late(), f"driver of lane {shifts.spec.lane}"
+        where = self._where(shifts.spec, limit) if late >= limit else None
+        if where is None:
+            shifts.stuck = ""
+            self.causes.clear(STUCK, who=who)
+            return
+        count = 0 if shifts.stuck else 1
+        shifts.stuck = f"stuck in {where}, {late:.0f} s after its time"
+        self.causes.raise_(STUCK, f"lane {lane}: {shifts.stuck}", count, who=who, level=logging.ERROR)
+
+    def _where(self, spec: HostedSpec, limit: float) -> str | None:
+        """None for one that moves, and only lacks relief or has not been started yet."""
+        # Later than the lane would say it itself, if it can.
+        silent = {"class": spec.baton[0], "lane": spec.lane, "seconds": limit + SILENCE}
+        found = self._ask(HANGING, {"prefix": prefix(spec)}) or self._ask(SILENT, silent)
+        return found[0] if found else None
 
     @abstractmethod
     def _ended(self, *, all_lanes: bool) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -81,16 +81,24 @@ class Databases:
                 self._unheard.add(name)
         return any(answer is None for answer in answers.values())
 
-    def batons(self, databases: dict[str, str], number: int) -> int:
-        """How many lanes hold a baton of this class. A database that does not answer holds none."""
+    def batons(self, databases: dict[str, str], number: int) -> set[int]:
+        """The lanes that hold a baton of this class. A database that does not answer holds none."""
+        return {int(lane) for lane in self.look(databases, control.HELD_BATONS, {"class": number})}
 
-        def count(url: str) -> int:
+    def look(self, databases: dict[str, str], statement: str, parameters: dict[str, Any]) -> list[str]:
+        """The first column of what all databases answer; one that is away answers nothing."""
+
+        def first_column(url: str) -> list[str]:
             with self.use(url) as conn:
-                [(held,)] = conn.execute(control.HELD_BATONS, [number]).fetchall()
-                return int(held)
+                return [str(row[0]) for row in conn.execute(statement.encode(), parameters)]
 
-        answers = self.each({url: url for url in databases.values()}, count).values()
-        return sum(answer for answer in answers if isinstance(answer, int))
+        found: list[str] = []
+        for answer in self.each({url: url for url in databases.values()}, first_column).values():
+            if isinstance(answer, Exception):
+                log.debug("nothing can be seen", extra={"error": line(answer)})
+            else:
+                found += answer
+        return found
 
     def close(self) -> None:
         """What hangs is left to end with the process."""

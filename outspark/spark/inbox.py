@@ -117,8 +117,11 @@ class InboxApp(LanesApp):
     def _say_stop(self) -> bool:
         return self._databases.say_stop(self._urls(), self._specs[0].channel)
 
-    def _lanes_at_work(self) -> int:
+    def _lanes_at_work(self) -> set[int]:
         return self._databases.batons(self._urls(), self._specs[0].baton[0])
+
+    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self._databases.look(self._urls(), statement, parameters)
 
     def _gauge(self) -> None:
         for name, stats in self._stats().items():

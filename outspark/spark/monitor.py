@@ -140,8 +140,11 @@ class Monitor:
         """Tell all lanes to finish; False when no database could be reached, so that no lane can have heard it."""
         return self._databases.say_stop(self._urls(), self.channel)
 
-    def batons(self, number: int) -> int:
+    def batons(self, number: int) -> set[int]:
         return self._databases.batons(self._urls(), number)
+
+    def look(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self._databases.look(self._urls(), statement, parameters)
 
     def release_locks(self) -> None:
         """Let relays of other makes have their turn. Only when all our lanes have ended."""

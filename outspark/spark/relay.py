@@ -64,8 +64,11 @@ class RelayApp(LanesApp):
     def _say_stop(self) -> bool:
         return self.monitor.say_stop()
 
-    def _lanes_at_work(self) -> int:
+    def _lanes_at_work(self) -> set[int]:
         return self.monitor.batons(self._specs[0].baton[0])
+
+    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self.monitor.look(statement, parameters)
 
     def _gauge(self) -> None:
         for name in self.settings.destinations:

@@ -49,6 +49,10 @@ class Shifts:
     problem: str = ""
     lost: bool = False
     """Spark itself has ended, so the lane cannot be hosted any more."""
+    stuck: str = ""
+    """Where the lane hangs, if its shift does not end."""
+    _current: Shift | None = None
+    _due: float = 0.0
     _pool: ThreadPoolExecutor = field(init=False)
     _next: int = 0
 
@@ -60,12 +64,22 @@ class Shifts:
         try:
             current = self._submit(self.stagger)
             while not (self.stopping.is_set() or self.lost):
+                self._watch(current)
                 current = self._relieve(current)
             if not self.lost:
                 self._finish(current)
         finally:
             self.running = False
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def late(self) -> float:
+        """Seconds since the shift at work should have been relieved; negative before that."""
+        return time.monotonic() - self._due if self.running and self._current is not None else -1.0
+
+    def _watch(self, shift: Shift) -> None:
+        if self._current is None or self._current.number != shift.number:
+            # One that had to wait for the last to end has not had its time yet.
+            self._current, self._due = shift, max(shift.relief, time.monotonic())
 
     def _relieve(self, current: Shift) -> Shift:
         """Wait until it is time for the next shift, start it, and see the old one off."""

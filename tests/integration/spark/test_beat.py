@@ -1,0 +1,74 @@
+"""A lane that hangs is named in the database with the place where it hangs, until it moves again."""
+
+from __future__ import annotations
+
+import threading
+
+from outspark import contracts
+from outspark.contracts.names import TableName
+from outspark.event import Event
+from outspark.outbox import NewEvent, Outbox
+from outspark.relay import workbench
+from outspark.relay.lane import Lane
+from outspark.relay.spec import LaneSpec, share_out
+from outspark.settings import Settings
+from outspark.spark.beat import HANGING, SILENT, beating, prefix
+from outspark.spark.databases import Databases
+from tests.databases import Database
+from tests.waiting import wait_for
+
+let_go, done, given_up = threading.Event(), threading.Event(), threading.Event()
+
+
+def hang(event: Event) -> Event:
+    """The transform of the lane."""
+    let_go.wait()
+    return event
+
+
+def spec(url: str) -> LaneSpec:
+    settings = {
+        "relay": {"id": "test", "lanes": 1, "stuck_after": "1s"},
+        "sources": {"default": {"url": url, "transform": f"{__name__}:hang"}},
+        "destinations": {"default": {"type": "null"}},
+    }
+    [lane] = share_out(Settings.model_validate(settings), "run", {})
+    return lane
+
+
+def work(lane: LaneSpec) -> None:
+    with beating(lane, given_up.set) as moved:
+        Lane(lane).run(lambda: moved() or done.is_set())
+    workbench.close()
+
+
+def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None:
+    conn = database.connect()
+    for statement in contracts.get("openoutbox").statements(TableName("openoutbox_events")):
+        conn.execute(statement.encode())
+    Outbox().enqueue(conn, NewEvent("order", b""))
+    lane, databases = spec(database.url), Databases("driver")
+
+    def told() -> list[str]:
+        return databases.look({"default": database.url}, HANGING, {"prefix": prefix(lane)})
+
+    thread = threading.Thread(target=work, args=[lane])
+    thread.start()
+    try:
+        [place] = wait_for(told, timeout=30, what="a place")
+        silent = {"class": lane.baton[0], "lane": lane.lane, "seconds": 1}
+        [after] = wait_for(
+            lambda: databases.look({"default": database.url}, SILENT, silent), what="a silent lane"
+        )
+        assert databases.look({"default": database.url}, SILENT, silent | {"seconds": 60}) == []
+        assert given_up.wait(30)
+        let_go.set()
+        wait_for(lambda: not told(), what="an end of it")
+    finally:
+        let_go.set()
+        done.set()
+        thread.join()
+        databases.close()
+    assert len(after) > len("an unknown place after: ")
+    assert place.startswith("test_beat.py:")
+    assert place.endswith(" hang")
