@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import psycopg
 import pytest
@@ -44,6 +44,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for part in marker.args:
             if lack := missing(part):
                 _skip_or_fail(f"needs {part}: {lack}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make captured text valid UTF-8: xdist cannot send the lone surrogates that some tests log on purpose."""
+    report = yield
+    report.sections = [(name, text.encode(errors="replace").decode()) for name, text in report.sections]
+    return report
 
 
 def _skip_or_fail(reason: str) -> None:
