@@ -6,23 +6,35 @@ from typing import TYPE_CHECKING
 
 from outspark.omnibox.event import NewOutboxEvent
 from outspark.omnibox.outbox import Enqueued, OmniboxOutbox
+from outspark.omnibox.status import EventStatus
 
 if TYPE_CHECKING:
     from outspark.omnibox.models import (
         InboxEventBase,
+        InboxEventDBBase,
+        InboxEventPartitionedDBBase,
         OutboxEventBase,
+        OutboxEventDBBase,
+        OutboxEventPartitionedDBBase,
         PartitionedInboxEventBase,
         PartitionedOutboxEventBase,
+        get_event_constraints,
     )
 
 __all__ = [
     "Enqueued",
+    "EventStatus",
     "InboxEventBase",
+    "InboxEventDBBase",
+    "InboxEventPartitionedDBBase",
     "NewOutboxEvent",
     "OmniboxOutbox",
     "OutboxEventBase",
+    "OutboxEventDBBase",
+    "OutboxEventPartitionedDBBase",
     "PartitionedInboxEventBase",
     "PartitionedOutboxEventBase",
+    "get_event_constraints",
 ]
 
 

@@ -19,7 +19,7 @@ from outspark.uuid7 import uuid7
 
 DEFAULT_MAX_ATTEMPTS: Final = 6
 
-_LENGTHS: Final = {
+TEXT_LENGTHS: Final = {
     column.name: int(column.type.partition("(")[2].rstrip(")"))
     for column in OUTBOX.columns
     if column.type.startswith("character varying(")
@@ -102,8 +102,8 @@ def _check_lengths(event: NewOutboxEvent, key: str) -> None:
             raise _invalid(event, f"{name} is {type(value).__name__}, allowed: str")
         if not value.strip() or "\0" in value:
             raise _invalid(event, f"{name} is empty or has a NUL, which PostgreSQL does not store in text")
-        if len(value) > _LENGTHS[column]:
-            raise _invalid(event, f"{name} has {len(value)} characters, allowed: {_LENGTHS[column]}")
+        if len(value) > TEXT_LENGTHS[column]:
+            raise _invalid(event, f"{name} has {len(value)} characters, allowed: {TEXT_LENGTHS[column]}")
 
 
 def _json(event: NewOutboxEvent, payload: bytes) -> str:

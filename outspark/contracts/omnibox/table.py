@@ -78,6 +78,9 @@ CHECKS: Final = (
 
 _STATUS = "((status)::text = '{}'::text)"
 DEDUPLICATION: Final = Index("deduplication", ("message_id", "consumer_group"), unique=True)
+IDEMPOTENCY: Final = Index(
+    "idempotency_key", ("idempotency_key",), "idempotency_key IS NOT NULL", unique=True
+)
 _INDEXES = (
     Index(
         "pending_fetch",
@@ -92,7 +95,7 @@ _INDEXES = (
         "status = 'completed' AND completed_at IS NOT NULL",
         f"({_STATUS.format('completed')} AND (completed_at IS NOT NULL))",
     ),
-    Index("idempotency_key", ("idempotency_key",), "idempotency_key IS NOT NULL", unique=True),
+    IDEMPOTENCY,
     Index("created_at", ("created_at",)),
     Index("updated_at", ("updated_at",)),
 )
@@ -107,6 +110,11 @@ READY: Final = Index(
 
 _OWN_TABLES = ("outbox_events", "inbox_events", "outbox_events_partitioned", "inbox_events_partitioned")
 _STEMS = {"outbox_events_partitioned": "outbox_events_p", "inbox_events_partitioned": "inbox_events_p"}
+
+
+def named_by_stem(stem: str) -> TableName:
+    """The table whose indexes and CHECKs have their names from this."""
+    return TableName(next((table for table, short in _STEMS.items() if short == stem), stem))
 
 
 def _conventional(table: TableName, index: Index) -> str:
@@ -175,6 +183,10 @@ class Kind:
 
     shape: Shape
     default_table: TableName
+
+    def unique_columns(self, index: Index) -> tuple[str, ...]:
+        """The columns that a unique index has on this table: what ON CONFLICT has to name."""
+        return next(own.columns for own in self.shape.indexes if own.purpose == index.purpose)
 
     def statements(self, table: TableName | None = None, *, with_ready_index: bool = False) -> list[str]:
         """The DDL, one statement each, in the order to run them. Partitions are made by whoever runs the table."""
