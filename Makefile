@@ -7,6 +7,7 @@ ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+INTEROP := .venv/interop
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 # What tests, bench and demo start from Debian's packages; all else comes from wheels.
 SERVERS := redis-server rabbitmq-server amqp-tools postgresql-15
@@ -16,7 +17,7 @@ SERVERS_rabbitmq := rabbitmq-server
 USABLE := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test check bench faults docs clean
+.PHONY: help venv servers interop demo test check bench faults docs clean
 
 help: ## Say what there is
 	@echo 'Outspark: a transactional outbox and inbox for PostgreSQL, hosted on Spark. Start with: make demo'
@@ -47,11 +48,16 @@ $(STAMP): pyproject.toml constraints.txt
 servers: ## Install the Debian servers that tests and bench use, where that is possible (they do it themselves)
 	@sh scripts/servers $(SERVERS)
 
+interop: $(INTEROP)/.installed ## Install omni-box for the tests with it, where there is a Python 3.12 (they do it themselves)
+
+$(INTEROP)/.installed: pyproject.toml constraints.txt scripts/interop
+	@sh scripts/interop $(INTEROP)
+
 demo: $(STAMP) ## See events go to a broker and into an inbox, with lanes killed on the way
 	@sh scripts/servers $(SERVERS_$(BROKER))
 	$(BIN)/outspark demo --broker $(BROKER) $(ARGS)
 
-test: check servers ## Run every check and the whole suite
+test: check servers interop ## Run every check and the whole suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## Lint, format, types and layers; seconds, no servers

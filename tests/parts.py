@@ -20,6 +20,9 @@ from tests import netns
 OLDEST_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
 """The oldest PostgreSQL that is supported, as Debian's package brings it; the embedded one is newer."""
 
+INTEROP = Path(__file__).parents[1] / ".venv" / "interop"
+"""The environment that `make interop` makes, with omni-box in it and its oldest version beside it."""
+
 
 def _nats() -> str | None:
     return _package("nats", "nats") or _answer(program)
@@ -76,6 +79,11 @@ def _spark() -> str | None:
     return _package("pyspark", "spark") or _package("pandas", "spark") or _java()
 
 
+def _omni_box() -> str | None:
+    there = (INTEROP / ".installed").exists()
+    return None if there else "there is no omni-box, which needs Python 3.12 or later; run: make interop"
+
+
 def _netns() -> str | None:
     return netns.lack()
 
@@ -93,6 +101,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "java": _java,
     "spark": _spark,
     "netns": _netns,
+    "omni-box": _omni_box,
 }
 
 
