@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from outspark.errors import HeadersInvalid
+from outspark.errors import EventInvalid, HeadersInvalid
+
+Stored = Sequence[tuple[str, bytes | None]]
+"""Headers as Kafka has them: in order, of bytes; a name may be there twice, and a value may be null."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class Event:
     """How many failures make this one dead, where the row says so."""
     aggregate: tuple[str, str] | None = None
     """Type and id of what the event is about, where the contract has them."""
+    stored: Stored = ()
+    """Headers that the contract keeps beside the event as bytes; they go before the others."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,8 @@ class Message:
     headers: Mapping[str, str]
     order_key: str | None = None
     """Messages of the same order key must not overtake each other; None may go in any order."""
+    stored: Stored = ()
+    """Headers that go before the others, as they are; only for a publisher that keeps them."""
 
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -77,3 +84,18 @@ def wire_headers(headers: Any) -> Mapping[str, str]:
         for name, value in headers.items()
         if value is not None
     }
+
+
+def text_headers(stored: Stored, others: Mapping[str, str]) -> dict[str, str]:
+    """All headers for a destination that has text, and one of a name; EventInvalid for what would be lost there."""
+    found: dict[str, str] = {}
+    for name, value in stored:
+        if name in found or name in others:
+            raise EventInvalid(f"header {name!r} is there twice, which this destination cannot carry")
+        if value is None:
+            raise EventInvalid(f"header {name!r} is null, which this destination cannot carry")
+        try:
+            found[name] = value.decode()
+        except UnicodeDecodeError:
+            raise EventInvalid(f"header {name!r} is not UTF-8, and this destination carries text") from None
+    return {**found, **others}

@@ -132,7 +132,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
-        return ", ".join(f"`{one}`" for one in value)
+        return ", ".join(f"`{one}`" for one in value) or "none"
     return f"`{durations.text(value)}`" if isinstance(value, timedelta) else f"`{value}`"
 
 

@@ -14,6 +14,7 @@ class OneByOne:
     """The same client as the publisher inside; only the batches are gone."""
 
     keeps_order = False
+    keeps_headers = False
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

@@ -250,6 +250,12 @@ def _dead_letters(name: str, target: Target | None, table: str | None, apply: bo
         maker.tell(resolve(conn, chosen))
 
 
+def _ignored(target: Target) -> tuple[str, ...]:
+    from outspark.settings import SourceSettings
+
+    return target.jeap.ignore if isinstance(target, SourceSettings) else ()
+
+
 def _create(
     name: str,
     target: Target,
@@ -283,5 +289,5 @@ def _create(
             output.note(f"doorbell for {bell} lanes {'exists' if before == bell else 'created'}")
         for statement in granted(found):
             output.note(statement)
-        for finding in contract.check_table(conn, found):
+        for finding in contract.check_table(conn, found, _ignored(target)):
             output.note(f"{finding.level}: {finding}")

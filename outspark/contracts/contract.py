@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -120,8 +120,13 @@ class Contract(Protocol):
         """The same, statement by statement."""
         ...
 
-    def check_table(self, conn: psycopg.Connection[Any], table: TableName) -> list[Finding]:
-        """What an existing table lacks; errors first."""
+    def check_table(
+        self, conn: psycopg.Connection[Any], table: TableName, ignore: Collection[str] = ()
+    ) -> list[Finding]:
+        """What an existing table lacks, and what it has that would not be delivered and is not in `ignore`.
+
+        Errors first.
+        """
         ...
 
     def upkeep(self, table: TableName) -> Upkeep: ...
@@ -137,6 +142,10 @@ class Contract(Protocol):
 
     def lock_table(self, table: TableName) -> TableName | None:
         """Where relays of other makes and ours take turns, by ShedLock's protocol; None where all may work at once."""
+        ...
+
+    def header_table(self, table: TableName) -> TableName | None:
+        """Where headers are kept beside the events, if that table is there; None where they never are."""
         ...
 
     def side_tables(self, table: TableName) -> Mapping[str, str]:

@@ -18,9 +18,11 @@ class Finding:
     remedy: str
     lacks_index: bool = False
     """Statements that count on this index would read the whole table."""
+    verb: str = "run"
+    """What to do with the remedy: `run` a statement, or `set` a setting."""
 
     def __str__(self) -> str:
-        return f"{self.problem}; run: {self.remedy}"
+        return f"{self.problem}; {self.verb}: {self.remedy}"
 
 
 def refuse_errors(table: object, findings: Sequence[Finding]) -> None:

@@ -29,9 +29,17 @@ FROM unnest(%(numbers)s::int[], %(names)s::text[], %(schemas)s::text[], %(privil
   AS n(number, name, schema, privilege)"""
 
 
+GRANT_IF_THERE = """\
+-- A table that not every service has
+DO $grant$ BEGIN IF to_regclass({name}) IS NOT NULL THEN {grant}; END IF; END $grant$"""
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`create` makes a table of ours that is not there; a lane does so itself unless `by_hand`."""
+    """`create` makes a table of ours that is not there; a lane does so itself unless `by_hand`.
+
+    A table that nobody makes need not be there.
+    """
 
     table: TableName
     privileges: tuple[str, ...]
@@ -56,9 +64,10 @@ def side_needs(contract: Contract, table: TableName, *, ordered: bool, fans_out:
 
 def relay_needs(contract: Contract, table: TableName, *, ordered: bool, fans_out: bool) -> list[Need]:
     """All that a lane must be allowed to claim and settle."""
-    lock = contract.lock_table(table)
+    lock, headers = contract.lock_table(table), contract.header_table(table)
     return [
         Need(table, ("SELECT", "UPDATE")),
+        *([Need(headers, ("SELECT",))] if headers is not None else []),
         *([Need(lock, ("SELECT", "INSERT", "UPDATE"))] if lock is not None else []),
         *side_needs(contract, table, ordered=ordered, fans_out=fans_out),
     ]
@@ -111,9 +120,11 @@ def grants(
         # A service of jEAP notes what it sent at once.
         own = ("SELECT", "INSERT", "UPDATE") if contract.name == "jeap" else ("SELECT", "INSERT")
         return [*statements, _grant(own, table, role), *_sequences(contract, table, role)]
-    lock = contract.lock_table(table)
+    lock, headers = contract.lock_table(table), contract.header_table(table)
     # To delete is for `prune`, `dead discard` and housekeeping.
     statements.append(_grant(("SELECT", "UPDATE", "DELETE"), table, role))
+    if headers is not None:
+        statements.append(_grant_if_there(("SELECT", "DELETE"), headers, role))
     if lock is not None:
         statements.append(_grant(("SELECT", "INSERT", "UPDATE"), lock, role))
     return [*statements, *(_grant(need.privileges, need.table, role) for need in needs)]
@@ -126,10 +137,18 @@ def one_line(statement: str) -> str:
 
 
 def _grant(privileges: tuple[str, ...], table: TableName, role: str) -> str:
-    what = sql.SQL("GRANT {} ON {} TO {}").format(
+    return _granting(privileges, table, role).as_string(None)
+
+
+def _granting(privileges: tuple[str, ...], table: TableName, role: str) -> sql.Composed:
+    return sql.SQL("GRANT {} ON {} TO {}").format(
         sql.SQL(", ".join(privileges)), table.identifier, sql.Identifier(role)
     )
-    return what.as_string(None)
+
+
+def _grant_if_there(privileges: tuple[str, ...], table: TableName, role: str) -> str:
+    name, grant = sql.Literal(table.identifier.as_string(None)), _granting(privileges, table, role)
+    return sql.SQL(GRANT_IF_THERE).format(name=name, grant=grant).as_string(None)
 
 
 def _sequences(contract: Contract, table: TableName, role: str) -> list[str]:

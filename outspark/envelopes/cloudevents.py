@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Final
 from urllib.parse import quote
@@ -67,7 +67,7 @@ class Binary:
                 attributes["datacontenttype"] = kind
         for name, value in attributes.items():
             headers[self.binding.prefix + name] = _escape(value) if self.binding.escaped else value
-        return Message(message.id, message.topic, message.key, message.payload, headers, message.order_key)
+        return replace(message, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Structured:
         kind = attributes.pop("datacontenttype", None) or self.content_type
         headers = content_type.declare(_plain_headers(message), STRUCTURED_TYPE)
         document = _document(attributes, kind, message.payload)
-        return Message(message.id, message.topic, message.key, document, headers, message.order_key)
+        return replace(message, payload=document, headers=headers)
 
 
 def _document(attributes: dict[str, str], kind: str | None, payload: bytes) -> bytes:

@@ -5,7 +5,7 @@ The headers `event_id` and `event_type` are set as omni-box's own relay sets the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Final
 
@@ -60,11 +60,8 @@ def _wrapped(event: Event, message: Message, fields: dict[str, str | None]) -> M
     if not embedding.is_json(message.payload):
         raise EventInvalid("the payload is not JSON in UTF-8, and the envelope has no other place for it")
     headers = {**message.headers, "event_id": message.id, "event_type": event.type}
-    return Message(
-        message.id,
-        message.topic,
-        message.key,
-        embedding.embed(fields, "payload", message.payload),
-        content_type.declare(headers, "application/json"),
-        message.order_key,
+    return replace(
+        message,
+        payload=embedding.embed(fields, "payload", message.payload),
+        headers=content_type.declare(headers, "application/json"),
     )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ class ClaimCheckPublisher:
     """Stands before the publisher of a destination. A message whose payload could not be stored is not sent."""
 
     def __init__(self, name: str, inner: Publisher, settings: ClaimCheckSettings) -> None:
-        self.keeps_order = inner.keeps_order
+        self.keeps_order, self.keeps_headers = inner.keeps_order, inner.keeps_headers
         self._inner = inner
         self._url = settings.path.rstrip("/")
         self._over = settings.over
@@ -87,7 +88,7 @@ class _Claim:
         }
         body = json.dumps({"claim_check": claim}, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {**content_type.declare(message.headers, "application/json"), HEADER: url}
-        return Message(message.id, message.topic, message.key, body, headers, message.order_key)
+        return replace(message, payload=body, headers=headers)
 
 
 def _hold_back(

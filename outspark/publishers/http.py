@@ -50,6 +50,7 @@ class HttpOptions(Model):
 class HttpPublisher:
     # Nothing of a key is sent in a batch after one of its messages was not delivered.
     keeps_order = True
+    keeps_headers = False
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name

@@ -22,6 +22,7 @@ _PROBE_TOPIC = "outspark.check"
 class KafkaPublisher:
     # See `Delivery`: what a broker refuses, it refuses together with all that could overtake it.
     keeps_order = True
+    keeps_headers = True
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name

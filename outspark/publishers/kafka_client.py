@@ -169,7 +169,7 @@ class Client:
         report: Callable[[KafkaError | None, Report], None],
     ) -> None:
         """Put it into the producer's queue. `report` is called only if it fails later."""
-        # The stub's dict of headers is invariant, so a dict of bytes alone is not one of its kind.
+        # The stub's list of headers is invariant, so one of bytes alone is not of its kind.
         headers: Any = wire.headers
         self._producer.produce(message.topic, message.payload, wire.key, partition, report, None, 0, headers)
 

@@ -1,6 +1,6 @@
 """What goes over the wire to Kafka and what its answers mean: no I/O here.
 
-Topic = topic, key = key, headers carried over, `X-Event-ID` = event id.
+Topic = topic, key = key, headers carried over, `X-Event-ID` = event id. Stored headers come first, as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from outspark.event import Message
+from outspark.event import Message, Stored
 from outspark.outcome import HELD, Dead, DeadKind, Outcome, Retry
 
 EVENT_ID: Final = "X-Event-ID"
@@ -80,7 +80,7 @@ class Wire(NamedTuple):
     """`size` is an upper bound of what the message takes in a batch."""
 
     key: bytes | None
-    headers: dict[str, bytes]
+    headers: Stored
     size: int
 
 
@@ -96,20 +96,21 @@ class Encoder:
             return Dead(f"payload of {len(payload)} bytes is over the limit of {self._max_payload}", "size")
         try:
             key_bytes = None if key is None else key.encode(errors="surrogateescape")
-            headers = self._headers(message) if message.headers else {EVENT_ID: message.id.encode()}
-            for name, value in headers.items():
-                size += len(value) + (self._name_sizes.get(name) or self._learn_name(name))
+            plain = not message.headers and not message.stored
+            headers = [(EVENT_ID, message.id.encode())] if plain else self._headers(message)
+            for name, value in headers:
+                size += len(value or b"") + (self._name_sizes.get(name) or self._learn_name(name))
         except UnicodeEncodeError:
             return Dead("the key or a header is not valid Unicode")
         except ValueError as error:
             return Dead(str(error))
         return Wire(key_bytes, headers, size + len(key_bytes) if key_bytes else size)
 
-    def _headers(self, message: Message) -> dict[str, bytes]:
+    def _headers(self, message: Message) -> Stored:
         # The client measures text up to its first NUL, so values go as bytes.
-        headers = {name: value.encode() for name, value in message.headers.items()}
-        headers[EVENT_ID] = message.id.encode()
-        return headers
+        own = {name: value.encode() for name, value in message.headers.items()}
+        own[EVENT_ID] = message.id.encode()
+        return [*message.stored, *own.items()]
 
     def _learn_name(self, name: str) -> int:
         if "\0" in name:

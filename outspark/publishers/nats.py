@@ -35,6 +35,7 @@ class NatsOptions(NatsLogin):
 class NatsPublisher:
     # JetStream refuses messages one by one, and the later ones of the key go through.
     keeps_order = False
+    keeps_headers = False
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name

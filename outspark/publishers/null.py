@@ -10,6 +10,7 @@ from outspark.outcome import DELIVERED, Outcome
 
 class NullPublisher:
     keeps_order = True
+    keeps_headers = True
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         return [DELIVERED] * len(messages)

@@ -18,6 +18,9 @@ class Publisher(Protocol):
     keeps_order: bool
     """True when a failed message also fails every later message of its order key in the same batch, so that a lane may
     hand over whole batches. Where it is False, a lane publishes in waves with at most one message per order key."""
+    keeps_headers: bool
+    """True when the headers in `stored` go out as they are. Where it is False, a message has none of them: a lane makes
+    text of them before, or does not send the message at all."""
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         """Send the messages in order and wait for what became of each, at most `timeout` seconds.

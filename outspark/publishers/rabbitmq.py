@@ -48,6 +48,7 @@ class RabbitMQOptions(Model):
 class RabbitMQPublisher:
     # The broker returns or refuses messages one by one, and the later ones of the key go through.
     keeps_order = False
+    keeps_headers = False
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name

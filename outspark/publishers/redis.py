@@ -53,6 +53,7 @@ class RedisPublisher:
     # for the moment (OOM, READONLY), lets the later ones of its key pass: they may go to other streams, or the moment
     # is over. MULTI would not help, because EXEC goes on after a command that failed.
     keeps_order = False
+    keeps_headers = False
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name

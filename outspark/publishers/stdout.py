@@ -34,6 +34,7 @@ class StdoutPublisher:
     """Option `path`: append there (a file, a FIFO, a device) instead of writing to this process's stdout."""
 
     keeps_order = True
+    keeps_headers = False
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         unknown = sorted(set(settings.options) - {"path"})

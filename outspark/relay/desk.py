@@ -223,7 +223,7 @@ class Desk:
         spec, settings = self.spec, share.settings
         contract = contracts.get(settings.contract)
         table = resolve(conn, TableName.parse(settings.table))
-        findings = contract.check_table(conn, table)
+        findings = contract.check_table(conn, table, settings.jeap.ignore)
         refuse_errors(table, findings)
         statements = contract.lane_statements(table, settings, conn)
         if any(finding.lacks_index for finding in findings):

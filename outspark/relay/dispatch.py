@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outspark.envelopes import Envelope
 from outspark.errors import EventInvalid
-from outspark.event import NO_HEADERS, Event, Message, wire_headers
+from outspark.event import NO_HEADERS, Event, Message, text_headers, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
 from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped
 from outspark.relay import parcels as ways
@@ -128,16 +128,19 @@ class Dispatcher:
             names = route_of(events[0].type, events[0].key, events[0].cluster, events[0].topic).destinations
             if len(names) != 1 or names[0] in self.envelopes:
                 return None
-            if not self.destinations[names[0]].publisher.keeps_order:
+            publisher = self.destinations[names[0]].publisher
+            if not publisher.keeps_order:
                 return None
             for event in events:
                 route = route_of(event.type, event.key, event.cluster, event.topic)
-                if route.destinations != names:
+                if route.destinations != names or (event.stored and not publisher.keeps_headers):
                     return None
                 headers = NO_HEADERS if event.headers is None else wire_headers(event.headers)
                 key = event.order_key if ordered else None
                 id = event.message_id or event.id
-                messages.append(Message(id, route.topic, event.key, event.payload, headers, key))
+                messages.append(
+                    Message(id, route.topic, event.key, event.payload, headers, key, event.stored)
+                )
         except EventInvalid:
             return None
         return self.destinations[names[0]], messages
@@ -168,7 +171,8 @@ class Dispatcher:
                 return Parcel(key, outcome=Skipped())
             route = self.router.route(sent.type, sent.key, sent.cluster, sent.topic)
             headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
-            message = Message(sent.message_id or event.id, route.topic, sent.key, sent.payload, headers, key)
+            id = sent.message_id or event.id
+            message = Message(id, route.topic, sent.key, sent.payload, headers, key, sent.stored)
             if len(route.destinations) == 1:
                 [name] = route.destinations
                 return Parcel(key, self.destinations[name], self._wrap(name, sent, message))
@@ -184,6 +188,8 @@ class Dispatcher:
             return Parcel(key, outcome=Retry(f"transform failed: {type(error).__name__}: {error}"))
 
     def _wrap(self, name: str, event: Event, message: Message) -> Message:
+        if message.stored and not self.destinations[name].publisher.keeps_headers:
+            message = replace(message, headers=text_headers(message.stored, message.headers), stored=())
         envelope = self.envelopes.get(name)
         return message if envelope is None else envelope(event, message)
 

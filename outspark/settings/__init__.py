@@ -47,6 +47,11 @@ class JeapSettings(Model):
     )
     page_size: int = Field(500, ge=1, le=10_000, description="Messages deleted per transaction.")
     max_pages: int = Field(100_000, ge=1, description="Pages per run and kind, at most.")
+    ignore: tuple[str, ...] = Field(
+        (),
+        description="Columns of the table and tables that refer to it, which are the service's own and say nothing "
+        "about how a message is sent. Any other that is not jEAP's is refused.",
+    )
 
 
 class SourceSettings(Model):

@@ -192,7 +192,7 @@ class Monitor:
 
     def _look_closely(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
         self._identities.claim(conn, name, table)
-        findings = contracts.get(source.contract).check_table(conn, table)
+        findings = contracts.get(source.contract).check_table(conn, table, source.jeap.ignore)
         refuse_errors(table, findings)
         for finding in findings:
             log.warning(finding.problem, extra={"source": name, "remedy": finding.remedy})

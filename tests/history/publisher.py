@@ -85,6 +85,8 @@ class Conduct:
 
 
 class JournalPublisher:
+    keeps_headers = False
+
     def __init__(self, process: str, conduct: Conduct) -> None:
         self.keeps_order = conduct.keeps_order
         self._process = process

@@ -31,6 +31,7 @@ class Recorder:
     keeps_order: bool = False
     answers: dict[str, Outcome] = field(default_factory=dict)
     batches: list[str] = field(default_factory=list)
+    keeps_headers: bool = False
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         names = [message.payload.decode() for message in messages]

@@ -333,3 +333,17 @@ class TestOmnibox:
 def test_a_source_that_is_no_uri_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="must be a URI reference"):
         DestinationSettings(type="null", envelope_source=source)
+
+
+@pytest.mark.parametrize("form", ["cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"])
+def test_stored_headers_stay(form: Any) -> None:
+    destination = DestinationSettings(type="null", envelope=form)
+    envelope = make_envelope(destination, "orders")
+    assert envelope is not None
+    headers = {"aggregate_type": "Order"}
+    event = Event("1", "t", "k", b"{}", headers, 0, datetime(2026, 1, 1, tzinfo=UTC))
+    stored = [("a", b"\xff"), ("a", None)]
+
+    wrapped = envelope(event, Message("1", "t", "k", b"{}", headers, "k", stored))
+
+    assert (wrapped.stored, wrapped.order_key, wrapped.key) == (stored, "k", "k")

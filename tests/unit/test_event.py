@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outspark.errors import HeadersInvalid
-from outspark.event import wire_headers
+from outspark.errors import EventInvalid, HeadersInvalid
+from outspark.event import text_headers, wire_headers
 
 
 def test_strings_stay_and_the_rest_becomes_json_text() -> None:
@@ -36,3 +36,23 @@ def test_what_is_no_object_is_refused_by_its_kind(headers: Any, kind: str) -> No
 def test_a_bare_string_is_refused_without_being_shown_at_length(headers: str) -> None:
     with pytest.raises(HeadersInvalid):
         wire_headers(headers)
+
+
+def test_stored_headers_become_text_before_the_others() -> None:
+    found = text_headers([("b", "grün".encode()), ("a", b"")], {"t": "x"})
+
+    assert list(found.items()) == [("b", "grün"), ("a", ""), ("t", "x")]
+
+
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [
+        ([("a", b"1"), ("a", b"1")], "header 'a' is there twice"),
+        ([("t", b"1")], "header 't' is there twice"),
+        ([("a", None)], "header 'a' is null"),
+        ([("a", b"\xff")], "header 'a' is not UTF-8"),
+    ],
+)
+def test_stored_headers_that_text_cannot_hold_are_refused(stored: Any, problem: str) -> None:
+    with pytest.raises(EventInvalid, match=problem):
+        text_headers(stored, {"t": "x"})

@@ -23,6 +23,7 @@ class Jeap:
     check_table = staticmethod(check.check_table)
     lane_statements = staticmethod(lane.lane_statements)
     lock_table = staticmethod(table.shedlock)
+    header_table = staticmethod(table.header_table)
     upkeep = JeapUpkeep
 
     @staticmethod

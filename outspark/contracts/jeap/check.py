@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -10,7 +12,15 @@ from psycopg.rows import tuple_row
 
 from outspark.contracts.check import Found, alter, compare, covers, look_up
 from outspark.contracts.findings import Finding
-from outspark.contracts.jeap.table import READY, SHAPE, SHEDLOCK_SHAPE, ready_index, shedlock
+from outspark.contracts.jeap.table import (
+    HEADER_SHAPE,
+    READY,
+    SHAPE,
+    SHEDLOCK_SHAPE,
+    header_table,
+    ready_index,
+    shedlock,
+)
 from outspark.contracts.names import TableName, resolve
 
 MANY = 100_000
@@ -20,13 +30,65 @@ ROWS = """\
 -- How many rows the planner believes the table to have
 SELECT greatest(reltuples, 0)::bigint FROM pg_catalog.pg_class WHERE oid = to_regclass(%(name)s)"""
 
+REFERRING = """\
+-- The tables that refer to a table by a foreign key
+SELECT DISTINCT n.nspname, c.relname
+FROM pg_catalog.pg_constraint f
+JOIN pg_catalog.pg_class c ON c.oid = f.conrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE f.confrelid = to_regclass(%(name)s) AND f.contype = 'f' AND f.conparentid = 0 AND f.conrelid <> f.confrelid
+ORDER BY 1, 2"""
 
-def check_table(conn: psycopg.Connection[Any], table: TableName) -> list[Finding]:
-    """Every difference that matters, errors first; none for tables made by `ddl` while they are small."""
+
+def check_table(
+    conn: psycopg.Connection[Any], table: TableName, ignore: Collection[str] = ()
+) -> list[Finding]:
+    """Every difference that matters, errors first; none for tables made by `ddl` while they are small.
+
+    `ignore` names columns and side tables of the service's own that say nothing about how a message is sent.
+    """
     table = resolve(conn, table)
-    found = look_up(conn, table)
-    findings = [*compare(table, SHAPE, found), *_lock(conn, table), *_ready(conn, table, found)]
+    found, headers = look_up(conn, table), look_up(conn, header_table(table))
+    findings = [
+        *compare(table, SHAPE, found),
+        *_headers(table, headers),
+        *_unknown([*_unknown_columns(table, found, headers), *_unknown_tables(conn, table)], ignore),
+        *_lock(conn, table),
+        *_ready(conn, table, found),
+    ]
     return sorted(findings, key=lambda finding: finding.level)
+
+
+def _headers(table: TableName, found: Found) -> Iterator[Finding]:
+    header = header_table(table)
+    for finding in compare(header, HEADER_SHAPE, found) if found.columns else ():
+        yield replace(finding, problem=f"table {header}: {finding.problem}")
+
+
+def _unknown(names: list[str], ignore: Collection[str]) -> Iterator[Finding]:
+    """One finding for all of them, so that its remedy is the whole setting."""
+    if unknown := [name for name in names if name not in ignore]:
+        problem = (
+            f"unknown to this contract: {', '.join(unknown)}; what they say about sending would be lost, so stay with "
+            "the service's own relay, or, if they say nothing about it, name them in the settings of the source"
+        )
+        setting = f"jeap.ignore = {json.dumps([*ignore, *unknown], ensure_ascii=False)}"
+        yield Finding("error", problem, setting, verb="set")
+
+
+def _unknown_columns(table: TableName, found: Found, headers: Found) -> Iterator[str]:
+    """`tenant`, and `deferred_message_header.tenant`."""
+    yield from sorted(found.columns.keys() - {column.name for column in SHAPE.columns})
+    for name in sorted(headers.columns.keys() - {column.name for column in HEADER_SHAPE.columns}):
+        yield f"{header_table(table).table}.{name}"
+
+
+def _unknown_tables(conn: psycopg.Connection[Any], table: TableName) -> Iterator[str]:
+    """`audit`, and `other.audit` where it is in another schema."""
+    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        rows = cursor.execute(REFERRING, {"name": table.identifier.as_string(conn)}).fetchall()
+    for schema, name in rows:
+        if (side := TableName(name, schema)) != header_table(table):
+            yield name if schema == table.schema else str(side)
 
 
 def _lock(conn: psycopg.Connection[Any], table: TableName) -> Iterator[Finding]:

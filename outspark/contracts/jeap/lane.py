@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg import sql
 
 from outspark.contracts.arrays import text_array
 from outspark.contracts.attempts import attempts_table
 from outspark.contracts.blocked import not_blocked
 from outspark.contracts.contract import LAZILY, LaneStatements, Timer
+from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.contracts.known import still
@@ -51,14 +53,14 @@ _PARENT: dict[Form, str] = {"w3c": "NULL::bigint", "b3": "e.parent_span_id", "bo
 _CLAIM = """
 -- Read the next messages of the owned slots, in the order of their ids; ownership alone keeps others away.
 SELECT {event} FROM {table} e
-WHERE {ready}
+WHERE {all_is_read} AND {ready}
 ORDER BY e.id LIMIT %(limit)s
 """
 
 _CLAIM_IDS = """
 -- Read named messages again: those whose wait is over, and suspects, which go out one by one.
 SELECT {event} FROM {table} e
-WHERE e.id = ANY(%(ids)s::bigint[]) AND {still_waiting}
+WHERE {all_is_read} AND e.id = ANY(%(ids)s::bigint[]) AND {still_waiting}
 ORDER BY e.id
 """
 
@@ -132,9 +134,21 @@ SELECT """ + seconds_until("""(
   ORDER BY e.schedule_after LIMIT 1)""")
 
 
-def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
-    """Owned slots and no mark on rows: settings allow nothing else on this table."""
+def lane_statements(
+    table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
+) -> LaneStatements:
+    """Owned slots and no mark on rows: settings allow nothing else on this table.
+
+    Stored headers are read where the connection shows a table of them.
+    """
     ordered_by, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
+    event = sql.SQL(_EVENT).format(
+        parent=sql.SQL(_PARENT[settings.jeap.trace]), created=sql.SQL(readable("e.created"))
+    )
+    read, all_is_read = _reader(settings.jeap.trace), headers.still_none(table)
+    if conn is not None and headers.look_at(conn, table).are_stored:
+        event, all_is_read = headers.packed(table) + sql.SQL(", ") + event, sql.Composed([sql.SQL("true")])
+        read = _with_headers(read)
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "order_key": ordered_by,
@@ -142,9 +156,8 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         "lazily": sql.SQL(LAZILY),
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
-        "event": sql.SQL(_EVENT).format(
-            parent=sql.SQL(_PARENT[settings.jeap.trace]), created=sql.SQL(readable("e.created"))
-        ),
+        "event": event,
+        "all_is_read": all_is_read,
         "slot": sql.SQL(_SLOT).format(order_key=ordered_by, count=sql.Literal(settings.slots)),
         "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),
         "attempts_table": attempts_table(table).identifier,
@@ -170,7 +183,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
         pack=text_array,
-        read=_reader(settings.jeap.trace),
+        read=read,
         low_water=False,
         counts_attempts=False,
         marks_unroutable=True,
@@ -179,7 +192,23 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
     )
 
 
-def _reader(form: Form) -> Callable[[Sequence[tuple[Any, ...]]], list[Event]]:
+Reader = Callable[[Sequence[tuple[Any, ...]]], list[Event]]
+
+
+def _with_headers(plain: Reader) -> Reader:
+    """Of rows that begin with their packed headers."""
+
+    def read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
+        events = plain([row[1:] for row in rows])
+        for event, row in zip(events, rows, strict=True):
+            if row[0] is not None:
+                event.stored = headers.unpack(row[0])
+        return events
+
+    return read
+
+
+def _reader(form: Form) -> Reader:
     def read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
         return [
             Event(

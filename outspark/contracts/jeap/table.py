@@ -96,6 +96,19 @@ SHEDLOCK_SHAPE = Shape(
     name_index=_name_index,
 )
 
+HEADER_SHAPE = Shape(
+    purpose="Headers of messages: one row each, in the order to send them",
+    columns=(
+        Column("deferred_message_id", "bigint"),
+        Column("header_index", "integer"),
+        Column("header_name", "character varying(255)"),
+        Column("header_value", "bytea", nullable=True),
+    ),
+    primary_key=("deferred_message_id", "header_index"),
+    name_index=_name_index,
+)
+"""Only services with stored headers have it. It is theirs: we read it and never make it."""
+
 READY = Index(
     "outspark_ready",
     ("id",),
@@ -117,6 +130,10 @@ def sequence(table: TableName) -> TableName:
 def shedlock(table: TableName) -> TableName:
     """It lives beside the outbox, in the same schema."""
     return TableName(SHEDLOCK.table, table.schema)
+
+
+def header_table(table: TableName) -> TableName:
+    return table.sibling("header")
 
 
 def statements(table: TableName = DEFAULT_TABLE) -> list[str]:

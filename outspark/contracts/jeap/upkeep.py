@@ -5,16 +5,18 @@ Delivered is what was sent. Dead is what has failed and is not marked for a rese
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from outspark.contracts import attempts
+from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import UNSENT
 from outspark.contracts.statement_upkeep import StatementUpkeep, UpkeepStatements, whole_number
 from outspark.contracts.times import readable
-from outspark.contracts.upkeep import DeadFilter, Gauge, Stats
+from outspark.contracts.upkeep import DeadFilter, Finished, Gauge, PrunedBatch, Stats
 from outspark.metrics import JEAP_FAILED_COUNT, JEAP_READY_COUNT
 
 STATS = """
@@ -79,7 +81,7 @@ DISCARD = """
 -- Delete failed messages for good
 WITH chosen AS MATERIALIZED (
   SELECT id FROM {table} WHERE {which} ORDER BY id LIMIT %(limit)s FOR UPDATE
-)
+){headers}
 DELETE FROM {table} e USING chosen WHERE e.id = chosen.id
 RETURNING e.id::text"""
 
@@ -95,10 +97,10 @@ SELECT count(*) FROM {table} WHERE {ended}"""
 # No mark and no order: both conditions have an index, and what is deleted is not found again.
 PRUNE = """
 -- Delete the next page of old messages
-WITH gone AS (
-  DELETE FROM {table} WHERE id = ANY(ARRAY(
-    SELECT id FROM {table} WHERE {ended} LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-  ))
+WITH chosen AS MATERIALIZED (
+  SELECT id FROM {table} WHERE {ended} LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+){headers}, gone AS (
+  DELETE FROM {table} WHERE id = ANY(ARRAY(SELECT id FROM chosen))
   RETURNING 1
 )
 SELECT count(*), NULL::timestamptz FROM gone"""
@@ -145,9 +147,22 @@ class JeapUpkeep(StatementUpkeep):
         return ids
 
     def discard(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
-        ids = super().discard(conn, which, limit)
+        parameters = {**self._filter(which), "limit": limit}
+        rows = self._rows(conn, DISCARD, parameters, headers=headers.deletion(conn, self._table))
+        ids = [row[0] for row in rows]
         self._forget_attempts(conn, ids)
         return ids
+
+    def prune(
+        self,
+        conn: psycopg.Connection[Any],
+        how: Finished,
+        before: datetime,
+        mark: datetime | None,
+        limit: int,
+    ) -> PrunedBatch:
+        parts = {**self._finished(how), "headers": headers.deletion(conn, self._table)}
+        return PrunedBatch(*self._rows(conn, PRUNE, {"before": before, "limit": limit}, **parts)[0])
 
     def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
         tried = attempts.attempts_table(self._table).identifier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -47,10 +47,15 @@ class Omnibox:
     def metadata(self, table: TableName | None = None) -> sqlalchemy.Table:
         return self._kind.metadata(table)
 
-    def check_table(self, conn: psycopg.Connection[Any], table: TableName) -> list[Finding]:
+    def check_table(
+        self, conn: psycopg.Connection[Any], table: TableName, ignore: Collection[str] = ()
+    ) -> list[Finding]:
         return check.check_table(conn, table, inbox=self.inbox)
 
     def lock_table(self, table: TableName) -> None:
+        return None
+
+    def header_table(self, table: TableName) -> None:
         return None
 
     def side_tables(self, table: TableName) -> Mapping[str, str]:

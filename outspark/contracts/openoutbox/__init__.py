@@ -33,6 +33,10 @@ class OpenOutbox:
         return None
 
     @staticmethod
+    def header_table(table: TableName) -> None:
+        return None
+
+    @staticmethod
     def side_tables(table: TableName) -> Mapping[str, str]:
         return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import psycopg
@@ -13,7 +13,9 @@ from outspark.contracts.names import TableName, resolve
 from outspark.contracts.openoutbox.table import SHAPE, STATUS_CHECK, STATUS_CONDITION
 
 
-def check_table(conn: psycopg.Connection[Any], table: TableName) -> list[Finding]:
+def check_table(
+    conn: psycopg.Connection[Any], table: TableName, ignore: Collection[str] = ()
+) -> list[Finding]:
     """Every difference that matters, errors first; none for a table made by `ddl`."""
     table = resolve(conn, table)
     found = look_up(conn, table)

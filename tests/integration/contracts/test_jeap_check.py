@@ -13,6 +13,7 @@ from outspark.contracts.jeap.table import DEFAULT_TABLE, ddl, ready_index
 from outspark.contracts.names import TableName
 from outspark.errors import TableInvalid
 from tests.databases import Database
+from tests.integration.relay.jeap_place import header_ddl
 
 TABLE = TableName("orders_outbox")
 SEED = Path(__file__).with_name("jeap_seed.sql").read_text()
@@ -165,3 +166,63 @@ def test_our_index_is_known_by_what_it_covers(conn: psycopg.Connection) -> None:
 def test_no_table_at_all(conn: psycopg.Connection) -> None:
     with pytest.raises(TableInvalid, match=r"there is no table nowhere"):
         check_table(conn, TableName("nowhere"))
+
+
+def test_columns_that_we_do_not_know_are_refused_by_their_names(conn: psycopg.Connection) -> None:
+    conn.execute("ALTER TABLE orders_outbox ADD COLUMN tenant text, ADD COLUMN delay interval")
+
+    [finding] = check_table(conn, TABLE)
+
+    assert finding.level == "error"
+    assert finding.problem.startswith("unknown to this contract: delay, tenant; ")
+    assert str(finding).endswith('; set: jeap.ignore = ["delay", "tenant"]')
+    with pytest.raises(TableInvalid, match=r"delay, tenant"):
+        refuse_errors(TABLE, [finding])
+    [rest] = check_table(conn, TABLE, ["tenant"])
+    assert rest.remedy == 'jeap.ignore = ["tenant", "delay"]'
+    assert check_table(conn, TABLE, ["tenant", "delay"]) == []
+
+
+def test_side_tables_that_we_do_not_know_are_refused_by_their_names(conn: psycopg.Connection) -> None:
+    conn.execute("CREATE SCHEMA other")
+    conn.execute(
+        "CREATE TABLE audit (message bigint REFERENCES orders_outbox, again bigint REFERENCES orders_outbox)"
+    )
+    conn.execute("CREATE TABLE other.audit (message bigint REFERENCES orders_outbox)")
+    conn.execute("CREATE TABLE unrelated (id bigint)")
+
+    [finding] = check_table(conn, TABLE)
+
+    assert finding.level == "error"
+    assert finding.remedy == 'jeap.ignore = ["other.audit", "audit"]'
+    assert check_table(conn, TABLE, ["other.audit", "audit"]) == []
+
+
+def test_the_table_of_headers_is_known(database: Database) -> None:
+    conn = database.connect()
+    conn.execute(SEED)
+    conn.execute(header_ddl())
+
+    assert check_table(conn, DEFAULT_TABLE) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DROP COLUMN header_value", "column header_value is missing"),
+        ("ALTER COLUMN header_value TYPE text USING ''", "column header_value is text, not bytea"),
+        ("DROP CONSTRAINT deferred_message_header_pkey", "deferred_message_id, header_index is not unique"),
+        ("ADD COLUMN charset text", "unknown to this contract: deferred_message_header.charset; "),
+    ],
+)
+def test_headers_that_we_cannot_read_are_refused(database: Database, damage: str, problem: str) -> None:
+    conn = database.connect()
+    conn.execute(SEED)
+    conn.execute(header_ddl())
+    conn.execute(f"ALTER TABLE deferred_message_header {damage}")
+
+    finding = check_table(conn, DEFAULT_TABLE)[0]
+
+    assert finding.level == "error"
+    assert problem in finding.problem
+    assert "deferred_message_header" in finding.problem

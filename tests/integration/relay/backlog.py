@@ -58,9 +58,10 @@ class Counted:
     calls: Counter[str] = field(default_factory=Counter)
 
     keeps_order: bool = False
+    keeps_headers: bool = False
 
     def __post_init__(self) -> None:
-        self.keeps_order = self.publisher.keeps_order
+        self.keeps_order, self.keeps_headers = self.publisher.keeps_order, self.publisher.keeps_headers
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         self.tries.update(message.topic for message in messages)

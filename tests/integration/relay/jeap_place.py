@@ -30,6 +30,14 @@ WAITING = """
 SELECT count(*) FROM deferred_message
 WHERE resend OR (sent_immediately IS NULL AND sent_scheduled IS NULL AND failed IS NULL)"""
 
+HEADERS = """
+CREATE TABLE {schema}deferred_message_header (
+  deferred_message_id bigint NOT NULL REFERENCES {schema}deferred_message (id) {on_delete},
+  header_index integer NOT NULL, header_name varchar(255) NOT NULL, header_value bytea,
+  PRIMARY KEY (deferred_message_id, header_index)
+)"""
+"""What a jEAP service of 18.1 and later adds to its migrations for stored headers."""
+
 QUICK = timedelta(seconds=6)
 """How long the lock holds here without being extended."""
 
@@ -53,6 +61,15 @@ class JeapPlace(Place):
         (row,) = self.conn.execute(chosen, [name.encode()]).fetchall()
         return tuple(row)
 
+    def make_header_table(self) -> None:
+        self.conn.execute(header_ddl())
+
+    def store(self, id: int, *headers: tuple[str, bytes | None]) -> None:
+        """Write down the headers of a message, the last one first: only their index says the order."""
+        for index, (name, value) in reversed(list(enumerate(headers))):
+            row = (id, index, name, value)
+            self.conn.execute("INSERT INTO deferred_message_header VALUES (%s, %s, %s, %s)", row)
+
     def now(self) -> Any:
         """The database's clock."""
         return self.ask("SELECT clock_timestamp()")[0][0]
@@ -75,6 +92,10 @@ class JeapPlace(Place):
         query = sql.SQL(INSERT).format(columns=names, values=values)
         ((id,),) = self.conn.execute(query, columns).fetchall()
         return int(id)
+
+
+def header_ddl(schema: str = "", on_delete: str = "ON DELETE CASCADE") -> bytes:
+    return HEADERS.format(schema=schema, on_delete=on_delete).encode()
 
 
 def _columns(name: str) -> dict[str, Any]:

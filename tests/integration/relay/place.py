@@ -40,6 +40,7 @@ class Broker:
     arrived: dict[str, float] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     probes: int = 0
+    keeps_headers: bool = False
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         self.batches.append([message.payload.decode() for message in messages])

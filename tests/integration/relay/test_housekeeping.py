@@ -11,12 +11,15 @@ import pytest
 
 from outspark.contracts import attempts
 from outspark.contracts.jeap.table import ddl
+from outspark.contracts.jeap.upkeep import JeapUpkeep
 from outspark.contracts.names import TableName
 from outspark.contracts.shedlock import HOUSEKEEPING
-from outspark.maintenance import Pruned
+from outspark.contracts.upkeep import DeadFilter
+from outspark.maintenance import Maintenance, Pruned
 from outspark.relay.housekeeping import Housekeeper
 from outspark.settings import Settings
 from tests.databases import Database
+from tests.integration.relay.jeap_place import header_ddl
 from tests.waiting import wait_for
 
 HOLDER = "outspark/test/1"
@@ -26,6 +29,20 @@ INSERT INTO deferred_message (id, message, topic, message_id, message_idempotenc
 SELECT nextval('deferred_message_sequence'), '', %(kind)s, 'm', 'i', 't', now() - %(created)s::interval, false,
        now() - %(immediately)s::interval, now() - %(scheduled)s::interval, now() - %(failed)s::interval, %(resend)s
 FROM generate_series(1, %(count)s)"""
+
+
+TABLE = TableName("deferred_message", "public")
+STORE = """
+INSERT INTO deferred_message_header
+SELECT id, n, 'a', NULL FROM deferred_message, generate_series(0, 2) AS n"""
+STORED = """
+SELECT m.topic, count(*) FROM deferred_message_header h LEFT JOIN deferred_message m ON m.id = h.deferred_message_id
+GROUP BY m.topic"""
+
+
+def stored(conn: psycopg.Connection[Any]) -> dict[str | None, int]:
+    """How many headers there are of each kind of message; those of None have lost theirs."""
+    return dict(conn.execute(STORED).fetchall())
 
 
 def fill(conn: psycopg.Connection[Any], kind: str, count: int = 1, **ages: Any) -> None:
@@ -82,6 +99,37 @@ def test_attempts_of_messages_that_are_through_are_forgotten(
     housekeeper(database).clean("shop")
 
     assert conn.execute("SELECT event_id FROM outspark_attempts").fetchall() == [("2",)]
+
+
+@pytest.mark.parametrize("on_delete", ["ON DELETE CASCADE", "ON DELETE NO ACTION", "ON DELETE RESTRICT"])
+def test_headers_go_with_their_messages(
+    database: Database, conn: psycopg.Connection[Any], on_delete: str
+) -> None:
+    conn.execute(header_ddl(on_delete=on_delete))
+    fill(conn, "sent", 5, scheduled="3 days")
+    fill(conn, "never sent", 5, created="31 days")
+    fill(conn, "kept", 2)
+    fill(conn, "failed", failed="1 hour")
+    conn.execute(STORE)
+
+    assert housekeeper(database, page_size=2).clean("shop") == Pruned(delivered=5, dead=5)
+    assert stored(conn) == {"kept": 6, "failed": 3}
+
+    assert len(Maintenance(conn, JeapUpkeep(TABLE)).discard(DeadFilter())) == 1
+    assert stored(conn) == {"kept": 6}
+
+
+def test_headers_without_a_foreign_key_go_too(database: Database, conn: psycopg.Connection[Any]) -> None:
+    conn.execute(header_ddl())
+    conn.execute(
+        "ALTER TABLE deferred_message_header DROP CONSTRAINT deferred_message_header_deferred_message_id_fkey"
+    )
+    fill(conn, "sent", 5, scheduled="3 days")
+    fill(conn, "kept")
+    conn.execute(STORE)
+
+    assert housekeeper(database, page_size=2).clean("shop") == Pruned(delivered=5)
+    assert stored(conn) == {"kept": 3}
 
 
 def test_a_run_is_bounded(database: Database, conn: psycopg.Connection[Any]) -> None:

@@ -21,6 +21,7 @@ from tests.integration.publishers.kafka_rig import KafkaRig, acl, acls, records,
 from tests.integration.relay.jeap_place import JeapPlace, open_jeap_place
 from tests.integration.relay.place import close_place
 from tests.integration.relay.test_jeap import B3, TRACE, TRACEPARENT
+from tests.integration.relay.test_jeap_headers import STORED
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.needs("kafka")
@@ -75,6 +76,22 @@ def test_what_arrives(place: JeapPlace, rig: KafkaRig) -> None:
     trace = {"traceparent": TRACEPARENT.encode(), "b3": B3.encode()}
     assert headers(found[BINARY]) == {"X-Event-ID": b"one", **trace}
     assert headers(found[None]) == {"X-Event-ID": b"id of none"}
+
+
+def test_stored_headers_arrive_first_and_as_they_are(place: JeapPlace, rig: KafkaRig) -> None:
+    place.make_header_table()
+    (with_headers,) = place.send("with", key=b"k", topic=rig.topic, message_id="one", **TRACE)
+    place.store(with_headers, *STORED, ("X-Event-ID", b"theirs"))
+    place.send("without", key=b"k", topic=rig.topic, message_id="two")
+
+    work(place, rig.open())
+
+    found = {record.value(): record.headers() for record in records(rig.server, rig.topic)}
+    theirs = [*STORED, ("X-Event-ID", b"theirs")]
+    assert found == {
+        b"with": [*theirs, ("traceparent", TRACEPARENT.encode()), ("X-Event-ID", b"one")],
+        b"without": [("X-Event-ID", b"two")],
+    }
 
 
 def test_order_by_key_and_without_one_by_topic(place: JeapPlace, rig: KafkaRig) -> None:
