@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from outspark.errors import DestinationError
 from outspark.event import Message
-from outspark.outcome import DELIVERED, HELD, Delivered, Outcome, Retry
+from outspark.outcome import DELIVERED, HELD, KIND_OF_FAULT, Delivered, Outcome, Retry, TopicFault
 from outspark.publishers.publisher import Publisher
 
 log = logging.getLogger(__name__)
 
 FIRST_PROBE, LONGEST_PROBE = 0.2, 5.0
+IDLE = 10.0
+"""Seconds after which a breaker that was due for a probe, and got none, is dropped: nothing waits for it any more."""
 CHECK_TIMEOUT = 1.0
 CHECK_SHARE = 20.0
 """The pause after a probe is so many times as long as the probe took, or longer: the lane waits for it."""
@@ -31,6 +33,8 @@ class Breaker:
     since: float = field(default_factory=time.time)
     pause: float = FIRST_PROBE
     """Seconds from the next failure to the probe after it."""
+    fault: TopicFault | None = None
+    """What is wrong with the topic."""
     longest: float = LONGEST_PROBE
     probe_at: float = 0.0
 
@@ -44,6 +48,9 @@ class Breaker:
 
     def is_due(self) -> bool:
         return time.monotonic() >= self.probe_at
+
+    def is_idle(self) -> bool:
+        return time.monotonic() >= self.probe_at + IDLE
 
 
 @dataclass(slots=True)
@@ -68,14 +75,14 @@ class Destination:
     def publish(self, messages: Sequence[Message], timeout: float, *, guarded: bool = True) -> list[Outcome]:
         """One outcome per message, whatever the publisher does.
 
-        `guarded` says whether topics have breakers: without them, each message to a topic that is missing is tried.
+        Without `guarded`, each message to a topic that is missing or forbidden is tried, since it may die of that; one
+        that is full has its breaker all the same.
         """
         if self.open:
             return [Retry(f"{self.name} is down: {self.reason}", counted=False)] * len(messages)
-        if self.topics and guarded:
-            return self._publish_around(messages, timeout)
-        outcomes = self._publish(messages, timeout)
-        return self._watch(messages, outcomes) if guarded else outcomes
+        if self.topics:
+            return self._publish_around(messages, timeout, guarded)
+        return self._watch(messages, self._publish(messages, timeout), guarded)
 
     def probe(self) -> bool:
         """True when an open breaker could be closed."""
@@ -91,6 +98,11 @@ class Destination:
         log.debug("destination is back", extra={"destination": self.name})
         self.open = False
         return True
+
+    def drop_idle(self) -> None:
+        """Forget the topics that nothing waits for any more; while all of it is down, none of them is probed."""
+        for topic in [topic for topic, one in self.topics.items() if one.is_idle() and not self.open]:
+            del self.topics[topic]
 
     def presume_down(self, reason: str, probe_in: float, pause: float) -> None:
         """Another lane found it down: its probes go on here in their rhythm, however short the shifts are."""
@@ -119,7 +131,7 @@ class Destination:
             self.pause = FIRST_PROBE
         return outcomes
 
-    def _publish_around(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+    def _publish_around(self, messages: Sequence[Message], timeout: float, guarded: bool) -> list[Outcome]:
         """Leave out what goes to a topic that takes nothing; when its probe is due, one message goes there."""
         outcomes: list[Outcome] = [DELIVERED] * len(messages)
         going: list[int] = []
@@ -129,7 +141,9 @@ class Destination:
             breaker = self.topics.get(message.topic)
             if message.order_key is not None and message.order_key in left_out:
                 outcomes[index] = HELD
-            elif breaker is None or (breaker.is_due() and message.topic not in probed):
+            elif breaker is None or not _has_breaker(breaker.fault, guarded):
+                going.append(index)
+            elif breaker.is_due() and message.topic not in probed:
                 probed.add(message.topic)
                 going.append(index)
             else:
@@ -137,7 +151,8 @@ class Destination:
                 outcomes[index] = Retry(breaker.reason, counted=False, topic=message.topic)
         if going:
             sent = [messages[index] for index in going]
-            for index, outcome in zip(going, self._watch(sent, self._publish(sent, timeout)), strict=True):
+            answers = self._watch(sent, self._publish(sent, timeout), guarded)
+            for index, outcome in zip(going, answers, strict=True):
                 outcomes[index] = outcome
         for topic in probed & self.topics.keys():
             # The probe failed in a way that says nothing of its topic.
@@ -145,24 +160,33 @@ class Destination:
                 self.topics[topic].postpone(self.topics[topic].reason)
         return outcomes
 
-    def _watch(self, messages: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+    def _watch(self, messages: Sequence[Message], outcomes: list[Outcome], guarded: bool) -> list[Outcome]:
         """Open and close the breakers of topics by what became of their messages."""
         if self.topics:
             self._close_topics(messages, outcomes)
-        blamed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Retry) and outcome.fault]
+        blamed = [
+            index
+            for index, outcome in enumerate(outcomes)
+            if isinstance(outcome, Retry) and outcome.fault and _has_breaker(outcome.fault, guarded)
+        ]
         if not blamed:
             return outcomes
+        # The last message that each topic took: one that a topic refused before that was refused for its own sake.
+        took = {m.topic: i for i, m in enumerate(messages) if isinstance(outcomes[i], Delivered)}
         watched, known = list(outcomes), set(self.topics)
-        failed: dict[str, str] = {}
+        failed: dict[str, Retry] = {}
         for index in blamed:
             outcome, topic = outcomes[index], messages[index].topic
             assert isinstance(outcome, Retry)
-            failed[topic] = outcome.error
+            if index < took.get(topic, -1) and outcome.fault in KIND_OF_FAULT:
+                watched[index] = replace(outcome, counted=True, fault=None)
+                continue
+            failed[topic] = outcome
             # A contract that lets such events die does so once: what only probes a known fault waits on.
             fault = None if topic in known else outcome.fault
             watched[index] = replace(outcome, topic=topic, fault=fault)
-        for topic, error in failed.items():
-            self._block(topic, error)
+        for topic, outcome in failed.items():
+            self._block(topic, outcome)
         return watched
 
     def _close_topics(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
@@ -178,15 +202,15 @@ class Destination:
                     },
                 )
 
-    def _block(self, topic: str, error: str) -> None:
+    def _block(self, topic: str, blame: Retry) -> None:
         if topic not in self.topics:
-            self.topics[topic] = Breaker(error)
+            self.topics[topic] = Breaker(blame.error, fault=blame.fault)
             # Told by the driver, once for all lanes.
             log.debug(
                 "topic takes no events; they wait",
-                extra={"destination": self.name, "topic": topic, "reason": error},
+                extra={"destination": self.name, "topic": topic, "reason": blame.error},
             )
-        self.topics[topic].postpone(error)
+        self.topics[topic].postpone(blame.error)
 
     def _open(self, reason: str) -> None:
         if not self.open:
@@ -201,3 +225,8 @@ class Destination:
         # Only a batch that went through brings the pause back down: a destination may answer a probe and take nothing.
         self._probe_at = time.monotonic() + max(self.pause, at_least)
         self.pause = min(self.pause * 2, LONGEST_PROBE)
+
+
+def _has_breaker(fault: TopicFault | None, guarded: bool) -> bool:
+    """Does a topic with this fault have a breaker? Events may be wanted to die of what no waiting mends."""
+    return guarded or fault not in KIND_OF_FAULT

@@ -56,6 +56,10 @@ class DeadGuard:
             if deaths[name]:
                 self._judge(name, window, errors[name][:200])
 
+    def drop_idle(self) -> None:
+        for name in [name for name, breaker in self.paused.items() if breaker.is_idle()]:
+            del self.paused[name]
+
     def presume(self, name: str, breaker: Breaker) -> None:
         """Another shift paused this type."""
         self.paused.setdefault(name, breaker)

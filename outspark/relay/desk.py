@@ -24,7 +24,6 @@ from outspark.relay import control, workbench
 from outspark.relay.breaker import Destination
 from outspark.relay.connecting import Connecting
 from outspark.relay.connection import Connection
-from outspark.relay.dead_guard import DeadGuard
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
@@ -235,7 +234,7 @@ class Desk:
         deliveries = Deliveries(conn, table) if router.fans_out else None
         if deliveries is not None:
             deliveries.prepare()
-        guard = DeadGuard(share.name, settings.dead_guard)
+        guard = workbench.guard(spec.instance, share.name, settings)
         dispatcher = Dispatcher(
             router=router,
             destinations=self.destinations,
@@ -251,7 +250,7 @@ class Desk:
             source=source,
             tenure=tenure,
             dispatcher=dispatcher,
-            settler=Settler(source, tenure, deliveries, guard),
+            settler=Settler(source, tenure, deliveries, guard, self.trouble),
             guard=guard,
             deliveries=deliveries,
             lock=relay_lock(conn, table, settings, spec.relay.id, spec.instance),

@@ -104,11 +104,6 @@ class Dispatcher:
             return self.destinations[block.destination].open
         return self.breaker(block) is not None
 
-    def forget(self, block: Block) -> None:
-        """Nothing that is known waits for this any more: the next event that needs it finds out how it is."""
-        if block.topic is not None:
-            self.destinations[block.destination].topics.pop(block.topic, None)
-
     def next_probe(self, block: Block) -> float | None:
         """When an event is to be sent to find out whether the topic or the type is well again."""
         breaker = self.breaker(block)

@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outspark.event import Event
+
+MOST_PROBES = 10
+"""Events that are remembered for probing what is closed: one of them may be at fault itself."""
+
 
 class Block(NamedTuple):
     """What events wait for: a destination that is down, one topic of it, or (without a destination) a paused type."""
@@ -25,8 +30,10 @@ class BlockedKeys:
     """What is closed -> keys that wait for it"""
     down_types: dict[Block, set[str]] = field(default_factory=dict)
     """What is closed -> types of events without a key that wait for it"""
-    first: dict[Block, str] = field(default_factory=dict)
-    """What is closed -> the first event that waits for it: the one to probe with"""
+    down_topics: dict[Block, set[str]] = field(default_factory=dict)
+    """What is closed -> topics, as their rows name them, of events without a key that wait for it"""
+    probes: dict[Block, dict[str, None]] = field(default_factory=dict)
+    """What is closed -> some events that wait for it, in the order in which they are to probe it"""
     parked: set[str] = field(default_factory=set)
     freed: int = 0
     """Rises whenever something stops being blocked: what was passed over before has to be looked at again."""
@@ -34,32 +41,49 @@ class BlockedKeys:
     def wait_for_retry(self, key: str, head: str, due: float) -> None:
         self.heads[key] = (head, due)
 
-    def wait_for(self, block: Block, key: str | None, event_type: str, event: str) -> None:
-        self.first.setdefault(block, event)
-        if key is None:
-            self.down_types.setdefault(block, set()).add(event_type)
-        else:
+    def wait_for(self, block: Block, key: str | None, event: Event) -> None:
+        probes = self.probes.setdefault(block, {})
+        if len(probes) < MOST_PROBES:
+            probes.setdefault(event.id)
+        if key is not None:
             self.heads.pop(key, None)
             self.down.setdefault(block, set()).add(key)
+        elif block.topic is not None and event.topic is not None:
+            self.down_topics.setdefault(block, set()).add(event.topic)
+        else:
+            self.down_types.setdefault(block, set()).add(event.type)
 
-    def wait_for_note(self, block: Block, keys: list[str], types: list[str], first: str | None) -> None:
-        """The same, as another lane noted it."""
-        if first is not None:
-            self.first[block] = first
+    def wait_for_note(self, block: Block, keys: list[str], types: list[str], probes: list[str]) -> None:
+        """The same, as another lane noted it. Only lanes with an order leave notes, so no topics are among them."""
+        if probes:
+            self.probes[block] = dict.fromkeys(probes)
         if keys:
             self.down.setdefault(block, set()).update(keys)
         if types:
             self.down_types.setdefault(block, set()).update(types)
 
+    def next_to_probe(self, block: Block) -> str | None:
+        """An event that waits for this; it is the last in turn now."""
+        probes = self.probes.get(block)
+        if not probes:
+            return None
+        event = next(iter(probes))
+        del probes[event]
+        probes[event] = None
+        return event
+
+    def forget_probe(self, block: Block, event: str) -> None:
+        """It is not there any more: somebody else settled or discarded it."""
+        self.probes.get(block, {}).pop(event, None)
+
     def awaited(self) -> set[Block]:
         """What something here waits for."""
-        return self.down.keys() | self.down_types.keys()
+        return self.down.keys() | self.down_types.keys() | self.down_topics.keys()
 
     def lift(self, block: Block) -> None:
         """What waited for this may go on."""
-        self.down.pop(block, None)
-        self.down_types.pop(block, None)
-        self.first.pop(block, None)
+        for waiting in (self.down, self.down_types, self.down_topics, self.probes):
+            waiting.pop(block, None)
         self.freed += 1
 
     def free(self, key: str | None, head: str) -> None:
@@ -74,8 +98,9 @@ class BlockedKeys:
         self.parked = keys
 
     def due(self, now: float) -> dict[str, str]:
-        """Heads that may be tried again, with their keys."""
-        return {head: key for key, (head, due) in self.heads.items() if due <= now}
+        """Heads that may be tried again, with their keys; those that have been due for longest come first."""
+        due = sorted((due, head, key) for key, (head, due) in self.heads.items() if due <= now)
+        return {head: key for _, head, key in due}
 
     def next_due(self) -> float | None:
         return min((due for _, due in self.heads.values()), default=None)
@@ -91,9 +116,9 @@ class BlockedKeys:
     def blocked_types(self) -> list[str]:
         return list(set().union(*self.down_types.values())) if self.down_types else []
 
+    def blocked_topics(self) -> list[str]:
+        return list(set().union(*self.down_topics.values())) if self.down_topics else []
+
     def clear(self) -> None:
-        self.heads.clear()
-        self.down.clear()
-        self.down_types.clear()
-        self.first.clear()
-        self.parked.clear()
+        for blocked in (self.heads, self.down, self.down_types, self.down_topics, self.probes, self.parked):
+            blocked.clear()

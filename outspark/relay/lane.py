@@ -7,6 +7,7 @@ import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from outspark.metrics import HANDOVERS_TOTAL, Tally
@@ -21,6 +22,8 @@ LEAD = 1.0
 """Seconds between the start of the next shift and the end of this one, for the next to get warm."""
 LONGEST_WAIT = 0.5
 LONGEST_OVERSTAY = 30.0
+MOST_TOLD = 100
+"""Closed topics of a destination that a report names; each has a gauge."""
 
 
 @dataclass(slots=True)
@@ -64,9 +67,10 @@ class Lane:
             Desk(spec, url, shares, destinations, self.tally, tracing)
             for url, shares in databases(spec.shares).items()
         ]
-        for destination in destinations.values():
+        if all(share.settings.ordering == "key" for share in spec.shares):
             # An earlier shift of this process may have left what another one has found mended since; notes tell.
-            destination.topics.clear()
+            for destination in destinations.values():
+                destination.topics.clear()
         stopped = False
         try:
             while not all(desk.released for desk in self.desks):
@@ -134,5 +138,5 @@ def _closed_topics(destinations: Mapping[str, Destination]) -> list[dict[str, An
     return [
         {"destination": d.name, "topic": topic, "reason": breaker.reason, "since": breaker.since}
         for d in destinations.values()
-        for topic, breaker in d.topics.items()
+        for topic, breaker in islice(d.topics.items(), MOST_TOLD)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from outspark import metrics
@@ -15,7 +15,7 @@ from outspark.outcome import DELIVERED, Held, Outcome, Retry
 from outspark.relay.breaker import Breaker
 from outspark.relay.dead_guard import LONGEST_PAUSE, DeadGuard
 from outspark.relay.deliveries import Deliveries
-from outspark.relay.dispatch import NOWHERE, Dispatcher
+from outspark.relay.dispatch import NOWHERE, Dispatched, Dispatcher
 from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.keys import Block
 from outspark.relay.lowwater import BEGINNING, LowWater
@@ -61,9 +61,14 @@ class SourceLoop:
     _next_reap: float = 0.0
     _width: int = 1
     """How many times as many events as a batch a claim in order asks for."""
-    _due_after: float = 0.0
-    _retrying: bool = False
-    """Not before this time are heads tried again while there is other work: what hung once may hang again."""
+    _again_after: float = 0.0
+    """Not before this time is what failed tried again while there is other work: what hung once may hang again."""
+    _trying_again: bool = False
+    """Is the batch one of events that failed before?"""
+    _probing: Block | None = None
+    """What the batch is to probe."""
+    _heads_next: bool = False
+    """Probes and heads that are due take turns."""
 
     def step(self) -> int:
         """Look once and work on what is there; how many events were settled."""
@@ -85,7 +90,8 @@ class SourceLoop:
     def warm(self) -> None:
         """Plan and run the statements of a normal batch once, on nothing."""
         statements = self.source.statements
-        nothing = {"slots": [], "blocked": [], "types": [], "low": BEGINNING, "limit": 0, "token": ""}
+        empty = ("slots", "blocked", "types", "topics")
+        nothing = {**{name: [] for name in empty}, "low": BEGINNING, "limit": 0, "token": ""}
         self.source.conn.execute(statements.claim, nothing, binary=True)
         fence = {"token": "", "source": "", "slots": [], "epochs": []}
         self.source.conn.execute(statements.deliver_all, {"ids": [], "leased_at": None, **fence})
@@ -103,15 +109,16 @@ class SourceLoop:
         been = self.deliveries.look_up([event.id for event in batch.events]) if self.deliveries else NOWHERE
         started = time.monotonic()
         dispatched = self.dispatcher.dispatch(batch.events, budget, self._prove, been)
-        if self._retrying:
-            self._retrying = False
-            self._due_after = time.monotonic() + RETRY_REST * (time.monotonic() - started)
+        if self._trying_again:
+            self._again_after = time.monotonic() + RETRY_REST * (time.monotonic() - started)
+        if self._probing is not None:
+            self._excuse(self._probing, dispatched)
         if (timer := self.source.statements.publish_timer) is not None:
             took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
             self.source.tally.observe_many(timer.name, took, source=self.source.name, **timer.labels)
         through = self.settler.settle(batch, dispatched, been)
         if batch is self._found:
-            self._width = min(self._width * 2, WIDEST) if _waits(dispatched.outcomes) else 1
+            self._width = self._widened() if _waits(dispatched.outcomes) else 1
         if through and batch is self._found:
             self.low.passed(batch.events[-1].created_at)
         if self.tenure is not None and self.tenure.suspects:
@@ -148,17 +155,26 @@ class SourceLoop:
             suspect = self.tenure.next_suspect()
             if suspect is not None:
                 return self._claim_ids([suspect], token)
-        probe = self._claim_probe(token)
-        if probe.events:
-            return probe
-        now = time.monotonic()
-        due = self.source.keys.due(now)
-        if due and now >= self._due_after:
-            return self._claim_due(due, token)
-        batch = self._claim(token)
-        if not batch.events and due:
-            return self._claim_due(due, token)
+        self._trying_again, self._probing = False, None
+        rested = time.monotonic() >= self._again_after
+        batch = self._claim_again(token) if rested else NOTHING
+        if not batch.events:
+            batch = self._claim(token)
+        if not batch.events and not rested:
+            batch = self._claim_again(token)
         return batch
+
+    def _claim_again(self, token: str) -> Batch:
+        """A few events that did not pass before."""
+        ways = (
+            (self._claim_due, self._claim_probe) if self._heads_next else (self._claim_probe, self._claim_due)
+        )
+        for claim in ways:
+            batch = claim(token)
+            if batch.events:
+                self._trying_again, self._heads_next = True, claim == self._claim_probe
+                return batch
+        return NOTHING
 
     def _claim_probe(self, token: str) -> Batch:
         """One event for a topic or a type whose breaker is open, when it is time to try."""
@@ -167,14 +183,32 @@ class SourceLoop:
             probe_at = self.dispatcher.next_probe(block)
             if probe_at is None or probe_at > time.monotonic():
                 continue
-            first = keys.first.get(block)
-            batch = self._claim_ids([first], token) if first is not None else NOTHING
-            if batch.events:
-                return batch
-            # Somebody else settled or discarded it: the next claim in order finds another one, if there is any.
+            while (event := keys.next_to_probe(block)) is not None:
+                batch = self._claim_ids([event], token)
+                if batch.events:
+                    self._probing = block
+                    return batch
+                keys.forget_probe(block, event)
+            # None that is known is left. The next claim in order finds others; the breaker lets one of them through.
             keys.lift(block)
-            self.dispatcher.forget(block)
         return NOTHING
+
+    def _excuse(self, block: Block, dispatched: Dispatched) -> None:
+        """A probe goes out before its own wait is over, so it does not count while what it probes stays closed."""
+        breaker = self.dispatcher.breaker(block)
+        [outcome] = dispatched.outcomes
+        if breaker is None or not isinstance(outcome, Retry):
+            return
+        if breaker.is_due():
+            breaker.postpone(outcome.error if block.topic is not None else breaker.reason)
+        if outcome.counted:
+            dispatched.outcomes = [replace(outcome, counted=False, topic=block.topic)]
+            if block.type is not None:
+                dispatched.destinations = [None]
+
+    def _widened(self) -> int:
+        """All of a claim may die of a missing topic where the contract wants it so: that is one batch, not more."""
+        return 1 if self.source.statements.marks_unroutable else min(self._width * 2, WIDEST)
 
     def _claim(self, token: str) -> Batch:
         keys, limit = self.source.keys, self.source.settings.batch_size * self._width
@@ -185,6 +219,7 @@ class SourceLoop:
                 "slots": self.tenure.active if self.tenure is not None else [],
                 "blocked": Texts(keys.blocked()),
                 "types": keys.blocked_types(),
+                "topics": keys.blocked_topics(),
                 "low": self.low.begin(),
                 "limit": limit,
             },
@@ -199,19 +234,24 @@ class SourceLoop:
     def _claim_ids(self, ids: list[str], token: str) -> Batch:
         return self.source.claim(self.source.statements.claim_ids, token, {"ids": ids})
 
-    def _claim_due(self, due: dict[str, str], token: str) -> Batch:
+    def _claim_due(self, token: str) -> Batch:
         """Heads whose wait is over. One that is not there any more was settled or discarded by somebody else."""
+        due = self.source.keys.due(time.monotonic())
+        if not due:
+            return NOTHING
         asked = dict(islice(due.items(), min(MOST_DUE, self.source.settings.batch_size)))
         batch = self._claim_ids(list(asked), token)
         for head in asked.keys() - {event.id for event in batch.events}:
             self.source.keys.free(asked[head], head)
-        self._retrying = bool(batch.events)
         return batch
 
     def _upkeep(self) -> None:
         self._keep_slots()
         for destination in self.dispatcher.destinations.values():
             destination.probe()
+            destination.drop_idle()
+        if self.guard is not None:
+            self.guard.drop_idle()
         self._free_awaited()
 
     def _keep_slots(self) -> None:
@@ -260,7 +300,8 @@ class SourceLoop:
         closed = breaker or self.dispatcher.destinations[block.destination]
         return Waiting(
             **block._asdict(),
-            first=keys.first.get(block),
+            fault=breaker.fault if breaker is not None else None,
+            probes=list(keys.probes.get(block, ())),
             since=closed.since,
             reason=closed.reason,
             probe_in=(closed.next_probe() or 0.0) - time.monotonic(),
@@ -279,14 +320,14 @@ class SourceLoop:
         for waiting in note.waiting:
             block = Block(waiting.destination, waiting.topic, waiting.type)
             self._presume(block, waiting, age)
-            self.source.keys.wait_for_note(block, waiting.keys, waiting.types, waiting.first)
+            self.source.keys.wait_for_note(block, waiting.keys, waiting.types, waiting.probes)
         if note.mark is not None and not self.source.keys.heads:
             self.low.resume(note.mark, age)
 
     def _presume(self, block: Block, waiting: Waiting, age: float) -> None:
         """What the shift before us found closed is closed for us, too, and its probes go on in their rhythm."""
         probe_at = time.monotonic() + waiting.probe_in - age
-        breaker = Breaker(waiting.reason, waiting.since, waiting.pause, probe_at=probe_at)
+        breaker = Breaker(waiting.reason, waiting.since, waiting.pause, waiting.fault, probe_at=probe_at)
         if block.type is not None:
             if self.guard is not None:
                 breaker.longest = LONGEST_PAUSE

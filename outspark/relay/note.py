@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator
 
 from outspark.error_text import storable
+from outspark.outcome import TopicFault
 
 MOST_KEYS = 100_000
 """Beyond this a note would cost more than it saves."""
@@ -22,8 +23,10 @@ class Waiting(BaseModel):
     destination: str
     topic: str | None = None
     type: str | None = None
-    first: str | None = None
-    """The event to probe a topic or a type with."""
+    fault: TopicFault | None = None
+    """What is wrong with a topic."""
+    probes: list[str] = []
+    """Events to probe a topic or a type with."""
     since: float
     reason: Annotated[str, BeforeValidator(storable)]
     probe_in: float

@@ -6,11 +6,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
 from outspark import backoff, metrics
+from outspark.causes import Trouble
 from outspark.contracts.contract import Settlement
 from outspark.error_text import storable
 from outspark.event import Event
@@ -50,6 +51,7 @@ class Settler:
     tenure: Tenure | None
     deliveries: Deliveries | None = None
     guard: DeadGuard | None = None
+    trouble: Trouble = field(default_factory=Trouble)
 
     def settle(
         self, batch: Batch, dispatched: Dispatched, been: Mapping[str, Collection[str]] = NOWHERE
@@ -151,7 +153,7 @@ class Settler:
                 return self._dead(event, error, KIND_OF_FAULT[fault])
             case Retry(error, counted=False, topic=topic):
                 block = Block("", type=event.type) if destination is None else Block(destination.name, topic)
-                self.source.keys.wait_for(block, self._key(event), event.type, event.id)
+                self.source.keys.wait_for(block, self._key(event), event)
                 return Settlement(event.id, "ready", error=storable(error))
             case Retry():
                 return self._retry(event, outcome)
@@ -185,16 +187,15 @@ class Settler:
         return self.source.settings.on_unroutable == "dead" or self.source.statements.marks_unroutable
 
     def _tell_dead(self, settlements: Sequence[Settlement]) -> None:
-        """One line for each kind, however many died."""
+        """One cause for each kind, however many died: the driver tells it once for all lanes."""
         by_kind: dict[str, list[Settlement]] = {}
         for one in settlements:
             if one.state == "dead":
                 by_kind.setdefault(one.kind, []).append(one)
         for kind, dead in by_kind.items():
-            named = {"events": [one.id for one in dead[:TOLD]], "error": dead[0].error}
-            log.error(
-                "dead events", extra={"source": self.source.name, "kind": kind, "count": len(dead), **named}
-            )
+            cause = f"events died: {self.source.name} ({kind})"
+            ids = ", ".join(one.id for one in dead[:TOLD])
+            self.trouble.raise_(cause, f"{dead[0].error}; the last were {ids}", len(dead))
 
     def _key(self, event: Event) -> str | None:
         return None if self.tenure is None else event.order_key

@@ -13,13 +13,15 @@ from outspark.publishers import open_publisher
 from outspark.relay.breaker import Destination
 from outspark.relay.connecting import Connecting
 from outspark.relay.connection import Connection, connect
-from outspark.settings import DestinationSettings
+from outspark.relay.dead_guard import DeadGuard
+from outspark.settings import DestinationSettings, SourceSettings
 from outspark.telemetry import Tracing, tracing
 
 log = logging.getLogger(__name__)
 
 _connections: dict[str, Connection] = {}
 _destinations: dict[tuple[str, str], Destination] = {}
+_guards: dict[tuple[str, str], DeadGuard] = {}
 _tracing: Tracing | None = None
 
 
@@ -55,10 +57,20 @@ def close() -> None:
     """Let go of everything that was kept."""
     for url in list(_connections):
         discard(url)
+    _guards.clear()
 
 
 def destinations(settings: Mapping[str, DestinationSettings]) -> dict[str, Destination]:
     return {name: _destination(name, destination) for name, destination in settings.items()}
+
+
+def guard(instance: str, name: str, source: SourceSettings) -> DeadGuard:
+    """Of a source, as the last shift of this run in this process left it: a window is longer than a shift."""
+    kept = _guards.setdefault((instance, name), DeadGuard(name, source.dead_guard))
+    if source.ordering == "key":
+        # What another process has found mended since, the note tells.
+        kept.paused.clear()
+    return kept
 
 
 def tracer(environ: Mapping[str, str]) -> Tracing:

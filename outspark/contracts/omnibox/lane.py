@@ -74,6 +74,7 @@ _CLAIM_COMPETING = """
 WITH next AS MATERIALIZED (
   SELECT e.id, e.created_at FROM {table} e
   WHERE {free} AND e.scheduled_at <= now() AND e.event_type <> ALL(%(types)s::text[])
+    AND e.topic <> ALL(%(topics)s::text[])
   ORDER BY e.scheduled_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 UPDATE {table} e {lock}

@@ -195,4 +195,4 @@ def open_place(database: Database, *brokers: str) -> Place:
 
 
 def close_place(place: Place) -> None:
-    workbench.discard(place.database.url)
+    workbench.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from outspark.outcome import Dead, Retry
-from outspark.relay import dead_guard
+from outspark.relay import breaker, dead_guard
 from outspark.relay.lane import Lane
 from tests.databases import Database
 from tests.integration.relay.jeap_place import JeapPlace
@@ -123,7 +123,8 @@ def test_the_report_tells_what_is_closed(leased: Place) -> None:
     assert report.breakers == {}
 
 
-def test_a_discarded_event_leaves_no_breaker_behind(leased: Place) -> None:
+def test_a_discarded_event_leaves_no_breaker_behind(leased: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "IDLE", 0.5)
     leased.broker.missing = {"gone"}
     leased.enqueue("a", type="gone", key="k")
     with leased.working() as lane:

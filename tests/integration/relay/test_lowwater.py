@@ -195,7 +195,7 @@ def test_what_waits_for_a_destination_is_not_swept(
     monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     if waits:
-        drain.source.keys.wait_for(Block("bus"), "of another", "t", "1")
+        drain.source.keys.wait_for_note(Block("bus"), ["of another"], [], [])
     fill(lane, 100)
     drain.look_until_marked()
     for _ in range(3):

@@ -55,6 +55,17 @@ def test_keys_that_hang_do_not_starve_the_others(hanging: Place) -> None:
             assert time.monotonic() - sent < 4 * HANG
 
 
+def test_heads_take_turns(hanging: Place) -> None:
+    """Those that hang are due again and again; one that failed once has its turn all the same."""
+    for number in range(60):
+        hanging.enqueue(f"h{number}", type="hang", key=f"h{number}")
+    hanging.source["retry"]["max_attempts"] = 1000
+    hanging.broker.answers["once"] = [Retry("a hiccup")]
+    hanging.enqueue("once", type="good", key="once")
+    with hanging.working():
+        wait_for(lambda: "once" in hanging.broker.delivered())
+
+
 def test_heads_are_tried_again_in_small_batches(hanging: Place) -> None:
     hanging.source["batch_size"] = 200
     broker = hanging.broker
