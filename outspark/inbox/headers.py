@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 
@@ -15,6 +15,9 @@ from outspark.settings.inbox import AcceptSettings
 # A system that puts an id into the name of a header must not grow this for ever.
 _MOST_LAYOUTS = 1000
 
+# As the bindings of CloudEvents spell them: for Kafka, for NATS and HTTP, and the two for AMQP.
+_CLOUD_EVENTS = ("ce_", "ce-", "cloudevents_", "cloudevents:")
+
 Places = tuple[int, ...]
 """Where a value may stand: the first of these that is not empty counts."""
 
@@ -24,6 +27,8 @@ class Layout:
     """Where messages with certain names of headers have what."""
 
     id: Places
+    cloud_events: Mapping[int, Places]
+    """Which of the ids are those of CloudEvents, and where the source is without which they name no event."""
     type: Places
     source: Places
     time: Places
@@ -55,6 +60,13 @@ class Headers:
     def text(self, places: Places) -> str | None:
         value = self.raw(places)
         return None if value is None else utf8(value)
+
+    def event_source(self) -> Places | None:
+        """Where the source of a CloudEvent is; None where the id is another one."""
+        for place in self.layout.id:
+            if self.values[place]:
+                return self.layout.cloud_events.get(place)
+        return None
 
     def stored(self, key: bytes | None) -> str:
         """As a JSON object; bytes that are no text become `{"base64": "..."}`."""
@@ -116,6 +128,11 @@ def _layout(names: tuple[str, ...], settings: AcceptSettings) -> Layout:
     }
     return Layout(
         id=places(settings.id_headers),
+        cloud_events={
+            by_name[f"{prefix}id"]: places((f"{prefix}source",))
+            for prefix in _CLOUD_EVENTS
+            if f"{prefix}id" in by_name
+        },
         type=places(settings.type_headers),
         source=places(settings.source_headers),
         time=places(settings.time_headers),

@@ -86,8 +86,8 @@ class Incoming:
         return self if error is None else self.refused(self.payload, error)
 
 
-Sight = tuple[Headers, str, bool]
-"""A message at first sight: its headers, its id, and whether a header holds that."""
+Sight = tuple[Headers, str, str | None]
+"""A message at first sight: its headers, its id, and what a header holds of that."""
 
 
 class Reader:
@@ -100,20 +100,22 @@ class Reader:
     def sight(self, message: Received) -> Sight:
         """Enough to know whether it is there already, in a fraction of the time."""
         headers = self._headers.read(message.headers)
-        given = headers.raw(headers.layout.id)
+        layout = headers.layout
+        given = headers.raw(layout.id)
         if given is not None:
-            return headers, fitting(given, MAX_ID), True
+            id = fitting(given, MAX_ID)
+            return headers, _event_id(headers, given) or id if layout.cloud_events else id, id
         place = f"{message.log or message.topic}-{message.partition}-{message.offset}"
-        return headers, fitting(to_bytes(place), MAX_ID), False
+        return headers, fitting(to_bytes(place), MAX_ID), None
 
     def message_id(self, message: Received) -> str:
         return self.sight(message)[1]
 
     def read(self, message: Received, id: str, sight: Sight | None = None) -> Incoming:
         """All but its body, for which PostgreSQL has the last word anyway. `id` is that of its row."""
-        headers, message_id, from_header = sight or self.sight(message)
+        headers, message_id, given = sight or self.sight(message)
         layout = headers.layout
-        created_at, own_time = _created_at(message, message_id, from_header, headers)
+        created_at, own_time = _created_at(message, given, headers)
         event_type, source, error = _kind(
             headers.text(layout.type) or message.topic,
             self._source or headers.text(layout.source) or message.topic,
@@ -139,16 +141,29 @@ def _kind(event_type: str, source: str) -> tuple[str, str, str | None]:
     return clean(event_type)[:MAX_TYPE], clean(source)[:MAX_SOURCE], error
 
 
-def _created_at(
-    message: Received, message_id: str, from_header: bool, headers: Headers
-) -> tuple[datetime | None, bool]:
+def _event_id(headers: Headers, id: bytes) -> str | None:
+    """`<source>|<id>`, the two that name a CloudEvent; None where the id is another one.
+
+    No URI has that sign. A hash takes the place of what would be ambiguous or is too long.
+    """
+    places = headers.event_source()
+    if places is None:
+        return None
+    source = headers.raw(places)
+    text = utf8(id if source is None else b"%b|%b" % (source, id))
+    if text is not None and len(text) <= MAX_ID and b"|" not in (id if source is None else source):
+        return text
+    return f"sha256:{_hash(source or b'', id)}"
+
+
+def _created_at(message: Received, given: str | None, headers: Headers) -> tuple[datetime | None, bool]:
     """The message's time, and whether another publishing of the same message would have the same."""
-    made = _uuid7_time(message_id) if from_header else None
+    made = _uuid7_time(given) if given is not None else None
     made = made or _rfc3339(headers.text(headers.layout.time))
     if made is not None:
         return made, True
     # A place in the broker is taken by one message only, so its time is the broker's.
-    return message.timestamp, not from_header and message.timestamp is not None
+    return message.timestamp, given is None and message.timestamp is not None
 
 
 def _uuid7_time(text: str) -> datetime | None:
@@ -185,7 +200,12 @@ def _idempotency_key(key: bytes | None, group: str) -> str | None:
     plain = f"{group}:{text}"
     if text is not None and ":" not in group and len(plain) <= MAX_IDEMPOTENCY_KEY:
         return plain
-    return hashlib.sha256(len(group.encode()).to_bytes(4, "big") + group.encode() + key).hexdigest()
+    return _hash(group.encode(), key)
+
+
+def _hash(first: bytes, second: bytes) -> str:
+    """Of two that cannot be taken for another two."""
+    return hashlib.sha256(len(first).to_bytes(4, "big") + first + second).hexdigest()
 
 
 def _trace_id(headers: Headers) -> str | None:

@@ -52,7 +52,8 @@ class AcceptSettings(Model):
     )
     id_headers: tuple[str, ...] = Field(
         ("X-Event-ID", "Nats-Msg-Id", "ce_id"),
-        description="Headers that may hold a message's id, the first one found; otherwise its place in the broker.",
+        description="Headers that may hold a message's id, the first one found; otherwise its place in the broker. "
+        "That of a CloudEvent, such as `ce_id`, counts together with the event's source.",
     )
     type_headers: tuple[str, ...] = Field(
         ("event_type", "X-Event-Type", "ce_type"),

@@ -51,6 +51,45 @@ def test_id_headers_can_be_chosen() -> None:
     assert incoming(message, id_headers=("My-Id",)).message_id == "m"
 
 
+@pytest.mark.parametrize(
+    ("headers", "id"),
+    [
+        ([("ce_id", b"7"), ("ce_source", b"/shop")], "/shop|7"),
+        ([("ce_source", b"/till"), ("CE_ID", b"7")], "/till|7"),
+        ([("ce_id", b"7"), ("ce_source", b"")], "7"),
+        ([("ce_id", b"7"), ("ce-source", b"/shop")], "7"),
+        ([("X-Event-ID", b"a"), ("ce_id", b"7"), ("ce_source", b"/shop")], "a"),
+        ([("X-Event-ID", b""), ("ce_id", b"7"), ("ce_source", b"/shop")], "/shop|7"),
+    ],
+)
+def test_a_cloud_event_is_named_by_its_source_and_its_id(headers: Any, id: str) -> None:
+    """Whatever the row's source is said to be."""
+    assert incoming(received(headers=headers)).message_id == id
+    assert incoming(received(headers=headers), source="all", source_headers=()).message_id == id
+
+
+@pytest.mark.parametrize("prefix", ["ce_", "ce-", "cloudEvents_", "cloudEvents:"])
+def test_every_binding_of_cloud_events_is_known(prefix: str) -> None:
+    headers = [(f"{prefix}source", b"/shop"), (f"{prefix}id", b"7")]
+
+    assert incoming(received(headers=headers), id_headers=(f"{prefix}id",)).message_id == "/shop|7"
+
+
+_part = st.text("a|", max_size=4).map(str.encode) | st.sampled_from(
+    [b"a" * 254, b"\0", b"\0\0\0\1a", b"\xff"]
+)
+
+
+@given(st.lists(st.tuples(_part, _part.filter(bool)), unique=True, min_size=2))
+def test_no_two_cloud_events_share_an_id(events: list[tuple[bytes, bytes]]) -> None:
+    ids = {
+        incoming(received(headers=[("ce_source", source), ("ce_id", id)])).message_id for source, id in events
+    }
+
+    assert len(ids) == len(events)
+    assert all(len(id) <= 255 for id in ids)
+
+
 def test_a_stream_has_its_own_places() -> None:
     assert (
         incoming(received(topic="orders.eu", log="ORDERS", partition=0, offset=9)).message_id == "ORDERS-0-9"
@@ -69,6 +108,8 @@ def test_an_id_that_no_column_holds_is_hashed(id: bytes) -> None:
     ("headers", "created_at", "own"),
     [
         ([("X-Event-ID", UUID7)], UUID7_TIME, True),
+        ([("ce_id", UUID7), ("ce_source", "/shop")], UUID7_TIME, True),
+        ([("ce_id", UUID4), ("ce_source", "/shop")], AT, False),
         ([("X-Event-ID", UUID4)], AT, False),
         (
             [("X-Event-ID", UUID4), ("ce_time", "2026-01-02T03:04:05Z")],

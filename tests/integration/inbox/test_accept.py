@@ -56,6 +56,16 @@ def test_a_redelivery_is_a_duplicate(either: Place) -> None:
     assert len(either.states()) == 1
 
 
+def test_cloud_events_of_two_sources_may_share_an_id(either: Place) -> None:
+    shop, till = (
+        message(None, headers=[("ce_id", b"7"), ("ce_source", source)]) for source in (b"/shop", b"/till")
+    )
+
+    assert kinds(either.accept(shop, till)) == ["New", "New"]
+    assert either.accept(till, shop) == [Duplicate("message_id")] * 2
+    assert sorted(either.states()) == ["/shop|7", "/till|7"]
+
+
 @pytest.mark.parametrize("size", [8, LARGE])
 def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Place, size: int) -> None:
     """A large batch is looked up by its ids first."""
