@@ -51,7 +51,8 @@ class AcceptSettings(Model):
         6, ge=1, description="Failures after which an event is dead, written to each row."
     )
     id_headers: tuple[str, ...] = Field(
-        ("X-Event-ID", "Nats-Msg-Id", "ce_id"),
+        # The last two as omni-box looks for them: its publisher always sends the second, a service may give the first.
+        ("X-Event-ID", "Nats-Msg-Id", "ce_id", "message_id", "event_id"),
         description="Headers that may hold a message's id, the first one found; otherwise its place in the broker. "
         "That of a CloudEvent, such as `ce_id`, counts together with the event's source.",
     )
@@ -59,7 +60,10 @@ class AcceptSettings(Model):
         ("event_type", "X-Event-Type", "ce_type"),
         description="Headers that may hold its type; otherwise its topic.",
     )
-    source_headers: tuple[str, ...] = Field(("ce_source",), description="Headers that may hold its source.")
+    source_headers: tuple[str, ...] = Field(
+        ("ce_source", "source", "source_service"),
+        description="Headers that may hold its source; otherwise its topic.",
+    )
     time_headers: tuple[str, ...] = Field(
         ("ce_time",), description="Headers that may hold the time it was made, as RFC 3339 has it."
     )

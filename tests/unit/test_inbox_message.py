@@ -37,6 +37,9 @@ def incoming(message: Received, **settings: Any) -> Incoming:
         ([("x-event-id", b"a")], "a"),
         ([("ce_id", b"c"), ("Nats-Msg-Id", b"n")], "n"),
         ([("X-Event-ID", b""), ("ce_id", "c")], "c"),
+        ([("event_id", b"e")], "e"),
+        ([("event_id", b"e"), ("message_id", b"m")], "m"),
+        ([("message_id", b"m"), ("event_id", b"e"), ("ce_id", b"c")], "c"),
         ([("X-Event-ID", None)], "orders-3-42"),
         ([("X-Event-ID", b"a"), ("X-Event-ID", b"b")], "b"),
     ],
@@ -216,11 +219,13 @@ def test_what_is_too_long_for_its_column_stays_in_the_headers() -> None:
 def test_type_and_source_from_settings_headers_or_topic() -> None:
     plain = incoming(received())
     rich = incoming(received(headers=[("ce_type", "order.paid"), ("ce_source", "/shop")]))
+    service = incoming(received(headers=[("source_service", "till")]))
+    both = incoming(received(headers=[("source_service", "till"), ("source", "shop")]))
     fixed = incoming(received(headers=[("ce_source", "/shop")]), source="users")
 
     assert (plain.event_type, plain.source) == ("orders", "orders")
     assert (rich.event_type, rich.source) == ("order.paid", "/shop")
-    assert fixed.source == "users"
+    assert (service.source, both.source, fixed.source) == ("till", "shop", "users")
 
 
 def test_headers_of_one_topic_need_not_be_the_same() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -54,6 +56,25 @@ def test_a_redelivery_is_a_duplicate(either: Place) -> None:
 
     assert either.accept(first) == [Duplicate("message_id")]
     assert len(either.states()) == 1
+
+
+@pytest.mark.parametrize("made", [uuid7, uuid4])
+def test_a_message_of_omni_boxs_publisher_that_is_sent_twice_is_one_row(
+    either: Place, made: Callable[[], UUID]
+) -> None:
+    """It carries the event's own headers, and over them `event_id` and what else the table has columns for."""
+    id = str(made())
+    sent = {"source_service": "shop", "event_id": id, "event_type": "order.paid", "schema_version": "1.0.0"}
+    headers = [(name, value.encode()) for name, value in sent.items()]
+
+    outcomes = [
+        *either.accept(message(None, headers=headers)),
+        *either.accept(message(None, headers=headers)),
+    ]
+
+    assert kinds(outcomes) == ["New", "Duplicate"]
+    row = either.row(id)
+    assert (row["source"], row["event_type"], row["schema_version"]) == ("shop", "order.paid", "1.0.0")
 
 
 def test_cloud_events_of_two_sources_may_share_an_id(either: Place) -> None:
