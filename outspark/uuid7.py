@@ -42,11 +42,6 @@ class Uuid7:
         high, low = divmod(counter, 1 << 30)
         return UUID(int=time << 80 | _VERSION_AND_VARIANT | high << 64 | low << 32 | random)
 
-    def run(self, count: int) -> list[str]:
-        """As many, rising, as they are written. In place of the random bits, which all would share, is their number."""
-        begin = str(self())[:-8]
-        return [f"{begin}{number:08x}" for number in range(count)]
-
     def _advance(self, now: int) -> None:
         if now > self._time:
             self._restart(now)
@@ -65,10 +60,6 @@ _source = Uuid7()
 
 def uuid7() -> UUID:
     return _source()
-
-
-def uuid7_run(count: int) -> list[str]:
-    return _source.run(count)
 
 
 def _renew() -> None:

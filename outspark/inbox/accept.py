@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from outspark.contracts.arrays import Texts, Times, Uuids, register
+from outspark.contracts.arrays import Texts, Times, register
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, resolve_inbox
+from outspark.contracts.omnibox.inbox_ids import id_at, time_after
 from outspark.inbox.arrivals import SAME_KEY, SAME_MESSAGE, Accepted, Arrivals, OutOfPartitions, Refused
 from outspark.inbox.ledger import Ledger
 from outspark.inbox.message import Incoming, Reader, Received
 from outspark.inbox.placing import Placing
 from outspark.metrics import INBOX_ACCEPTED_TOTAL, Tally
 from outspark.settings.inbox import AcceptSettings
-from outspark.uuid7 import uuid7_run
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,9 @@ class Acceptor:
         name_in_catalog = {"name": self.table.identifier.as_string(conn)}
         self.partitioned = bool(self._ledger.rows(PARTITIONED, name_in_catalog)[0][0])
         self._placing = Placing(self._ledger)
+        ahead = self._ledger.rows(self._sql.ahead, {})
+        self._after = time_after(ahead[0][0]) if ahead else None
+        """When the next batch comes at the earliest: the database's clock may go back, where a standby takes over."""
         self._check_first = False
         """Look into bodies before PostgreSQL does, because some were no JSON of late."""
         self._lazily = False
@@ -142,9 +146,9 @@ class Acceptor:
     def _read(self, messages: Sequence[Received]) -> Arrivals:
         sights = list(map(self.reader.sight, messages))
         known = self._known([message_id for _, message_id, _ in sights]) if self._looks_up(messages) else {}
-        read, ids = self.reader.read, iter(uuid7_run(len(messages) - len(known)))
+        read = self.reader.read
         incoming = {
-            place: read(message, next(ids), sights[place])
+            place: read(message, sights[place])
             for place, message in enumerate(messages)
             if place not in known
         }
@@ -163,10 +167,10 @@ class Acceptor:
         self._decide(batch, new)
         return bool(new)
 
-    def _insert(self, batch: Arrivals, places: list[int]) -> set[str]:
-        """Ids of rows that are new. What PostgreSQL refuses is found, at last by halving, and kept as dead."""
+    def _insert(self, batch: Arrivals, places: list[int]) -> dict[str, str]:
+        """Messages that are new, and their rows' ids. What PostgreSQL refuses is found by halving, and kept as dead."""
         if not places:
-            return set()
+            return {}
         try:
             # Only what is looked for among the others needs a way back.
             with self.conn.transaction() if self._check_first else nullcontext():
@@ -184,24 +188,28 @@ class Acceptor:
             batch.incoming[place] = batch.incoming[place].refused(batch.messages[place].body, reason)
             return self._insert(batch, places)
 
-    def _insert_all(self, incoming: Sequence[Incoming], batch: Arrivals) -> set[str]:
-        rows = parameters(incoming, self.settings)
+    def _insert_all(self, incoming: Sequence[Incoming], batch: Arrivals) -> dict[str, str]:
+        rows = parameters(incoming, self.settings, self._after)
         looked_up = self._looks_up(batch.messages) and not rows["idempotency_keys"].items
         if looked_up and not self._crowded and not self._check_first:
-            self.conn.execute(self._sql.accept_new.encode(), rows)
-            return {one.id for one in incoming}
-        return {row[0] for row in self._ledger.rows(self._sql.accept, rows)}
+            [[ids]] = self._ledger.rows(self._sql.accept_new, rows)
+            new = {one.message_id: id_at(ids, place) for place, one in enumerate(incoming)}
+        else:
+            new = {message_id: id for id, message_id in self._ledger.rows(self._sql.accept, rows)}
+        if new:
+            self._after = time_after(max(new.values()))
+        return new
 
-    def _decide(self, batch: Arrivals, new: set[str]) -> None:
+    def _decide(self, batch: Arrivals, new: Mapping[str, str]) -> None:
         by_key = [
             one.message_id
             for one in batch.incoming.values()
-            if one.idempotency_key is not None and one.id not in new
+            if one.idempotency_key is not None and one.message_id not in new
         ]
         known = self._ledger.known_messages(by_key) if by_key else set()
         for place, one in batch.incoming.items():
-            if one.id in new:
-                batch.outcomes[place] = batch.kept(place, one)
+            if one.message_id in new:
+                batch.outcomes[place] = batch.kept(place, one, new[one.message_id])
             elif one.idempotency_key is None or one.message_id in known:
                 batch.outcomes[place] = SAME_MESSAGE
             else:
@@ -232,12 +240,14 @@ class Acceptor:
         log.error("messages are dead", extra={"group": self.settings.group, **extra})
 
 
-def parameters(incoming: Sequence[Incoming], settings: AcceptSettings) -> dict[str, Any]:
-    """Those of the statement that takes in messages, for one batch."""
+def parameters(
+    incoming: Sequence[Incoming], settings: AcceptSettings, after: datetime | None = None
+) -> dict[str, Any]:
+    """Those of the statement that takes in messages, for one batch, which comes after this time."""
     return {
+        "after": after,
         "group": settings.group,
         "max_attempts": settings.max_attempts,
-        "ids": Uuids([one.id for one in incoming]),
         "event_types": Texts([one.event_type for one in incoming]),
         "message_ids": Texts([one.message_id for one in incoming]),
         "sources": Texts([one.source for one in incoming]),

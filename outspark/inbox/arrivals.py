@@ -79,8 +79,8 @@ class Arrivals:
             elif name is not None:
                 seen.add(name)
 
-    def kept(self, place: int, one: Incoming) -> Accepted:
-        """What a message is that has its row now."""
+    def kept(self, place: int, one: Incoming, id: str) -> Accepted:
+        """What a message is that has its row now, under this id."""
         if one.error is None:
-            return New(one.id)
-        return OutOfPartitions(one.id, one.error) if place in self.strays else Refused(one.id, one.error)
+            return New(id)
+        return OutOfPartitions(id, one.error) if place in self.strays else Refused(id, one.error)

@@ -56,7 +56,6 @@ class Received:
 class Incoming:
     """One message as it goes into the table. `error` makes it dead from the start."""
 
-    id: str
     message_id: str
     event_type: str
     source: str
@@ -111,8 +110,8 @@ class Reader:
     def message_id(self, message: Received) -> str:
         return self.sight(message)[1]
 
-    def read(self, message: Received, id: str, sight: Sight | None = None) -> Incoming:
-        """All but its body, for which PostgreSQL has the last word anyway. `id` is that of its row."""
+    def read(self, message: Received, sight: Sight | None = None) -> Incoming:
+        """All but its body, for which PostgreSQL has the last word anyway."""
         headers, message_id, given = sight or self.sight(message)
         layout = headers.layout
         created_at, own_time = _created_at(message, given, headers)
@@ -121,7 +120,7 @@ class Reader:
             self._source or headers.text(layout.source) or message.topic,
         )
         body, stored = message.body or "null", headers.stored(message.key)
-        incoming = Incoming(id, message_id, event_type, source, body, stored, created_at, own_time)
+        incoming = Incoming(message_id, event_type, source, body, stored, created_at, own_time)
         if layout.has_more:
             incoming.idempotency_key = _idempotency_key(headers.raw(layout.idempotency), self._group)
             incoming.trace_id = _trace_id(headers)

@@ -173,7 +173,7 @@ def test_a_message_is_read_in_linear_time(text: str) -> None:
     names = ("X-Event-ID", "ce_type", "ce_time", "traceparent", text)
     received = Received(topic=text, body=b"{}", headers=[(name, raw) for name in names], key=raw)
     with cpu_ceiling():
-        reader.read(received, "1")
+        reader.read(received)
         fault(raw)
         fault(json.dumps(text).encode())
 

@@ -26,7 +26,7 @@ def received(body: bytes | None = b"{}", headers: Any = (), **more: Any) -> Rece
 
 
 def incoming(message: Received, **settings: Any) -> Incoming:
-    return Reader(AcceptSettings(**{"group": "billing", **settings})).read(message, "row").checked()
+    return Reader(AcceptSettings(**{"group": "billing", **settings})).read(message).checked()
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_headers_of_one_topic_need_not_be_the_same() -> None:
     )
 
     for _ in range(2):
-        assert reader.read(bare, "row").correlation_id is None
-        assert (reader.read(rich, "row").message_id, reader.read(rich, "row").correlation_id) == ("c", "x")
-    assert json.loads(reader.read(rich, "row").headers) == {
+        assert reader.read(bare).correlation_id is None
+        assert (reader.read(rich).message_id, reader.read(rich).correlation_id) == ("c", "x")
+    assert json.loads(reader.read(rich).headers) == {
         "ce_id": "c",
         "Correlation_ID": "x",
         "partition_key": "k",
@@ -255,5 +255,5 @@ def test_names_of_headers_without_end_do_no_harm() -> None:
     reader = Reader(AcceptSettings(group="billing"))
 
     for number in range(3000):
-        found = reader.read(received(headers=[(f"x-{number}", b"1"), ("ce_id", str(number))]), "row")
+        found = reader.read(received(headers=[(f"x-{number}", b"1"), ("ce_id", str(number))]))
         assert found.message_id == str(number)

@@ -7,7 +7,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-from outspark.uuid7 import Uuid7, uuid7, uuid7_run
+from outspark.uuid7 import Uuid7, uuid7
 
 
 def test_the_layout_is_that_of_rfc_9562() -> None:
@@ -16,16 +16,6 @@ def test_the_layout_is_that_of_rfc_9562() -> None:
     assert made.version == 7
     assert made.variant == uuid.RFC_4122
     assert str(made).startswith("017f22e2-79b0-7")
-
-
-def test_a_run_rises_and_stands_between_what_was_before_and_what_comes() -> None:
-    before = uuid7()
-    run = [uuid.UUID(text) for text in uuid7_run(3)]
-    again = [uuid.UUID(text) for text in uuid7_run(3)]
-
-    made = [before, *run, *again, uuid7()]
-    assert made == sorted(set(made))
-    assert {one.version for one in run} == {7}
 
 
 def test_the_time_is_now_in_milliseconds() -> None:

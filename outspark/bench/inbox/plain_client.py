@@ -22,7 +22,6 @@ from outspark.inbox.message import Reader
 from outspark.relay import workbench
 from outspark.relay.connection import connect
 from outspark.settings.inbox import AcceptSettings
-from outspark.uuid7 import uuid7_run
 
 
 def main() -> None:
@@ -36,10 +35,7 @@ def main() -> None:
         while line := sys.stdin.readline():
             load = Load(**json.loads(line))
             batches = [
-                parameters(
-                    [read(message, id) for message, id in zip(batch, uuid7_run(len(batch)), strict=True)],
-                    settings,
-                )
+                parameters([read(message) for message in batch], settings)
                 for batch in _batches(load.share(client, clients), load.batch)
             ]
             _answer("ready")

@@ -24,6 +24,7 @@ from outspark.contracts.contract import LAZILY
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName, resolve
 from outspark.contracts.omnibox.inbox_guard import beside
+from outspark.contracts.omnibox.inbox_ids import AHEAD, ID, START
 from outspark.contracts.times import readable, same, seconds_until
 
 KEY_HEADER: Final = "partition_key"
@@ -35,38 +36,41 @@ WORKER_PREFIX: Final = "outspark/inbox/"
 UNLOCKED: Final = "unlocked by force"
 """How the last error of an event begins that was taken out of somebody's hands."""
 
-# scheduled_at is the order of acceptance, on the database's clock and a microsecond apart; created_at is the
-# message's own time, which is the same whenever and wherever it is delivered again.
-_INSERT = """\
-WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
-INSERT INTO {table}
+# scheduled_at is the order of acceptance, on the database's clock and a microsecond apart, until the event is put off;
+# id is so for ever. created_at is the message's own time, which is the same whenever and wherever it comes again.
+_INSERT = f"""\
+INSERT INTO {{table}}
   (id, event_type, message_id, consumer_group, source, payload, headers, trace_id, idempotency_key,
    correlation_id, causation_id, schema_version, status, attempts_made, max_attempts, last_error,
    scheduled_at, created_at, updated_at)
-SELECT m.id, m.event_type, m.message_id, %(group)s::text, m.source, m.payload::jsonb, m.headers::jsonb,
+SELECT {ID}, m.event_type, m.message_id, %(group)s::text, m.source, m.payload::jsonb, m.headers::jsonb,
        m.trace_id, m.idempotency_key, m.correlation_id, m.causation_id, m.schema_version,
        CASE WHEN m.error IS NULL THEN 'pending' ELSE 'failed' END,
        CASE WHEN m.error IS NULL THEN 0 ELSE %(max_attempts)s::int END, %(max_attempts)s::int, m.error,
        start.at + (m.position - 1) * interval '1 microsecond', coalesce(m.created_at, start.at), start.at
 FROM start
 CROSS JOIN unnest(
-  %(ids)s::uuid[], %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)s::text[],
+  %(event_types)s::text[], %(message_ids)s::text[], %(sources)s::text[], %(payloads)s::text[],
   %(headers)s::text[], %(trace_ids)s::text[], %(idempotency_keys)s::text[], %(correlation_ids)s::text[],
   %(causation_ids)s::text[], %(schema_versions)s::text[], %(errors)s::text[], %(created_ats)s::timestamptz[]
-) WITH ORDINALITY AS m(id, event_type, message_id, source, payload, headers, trace_id, idempotency_key,
+) WITH ORDINALITY AS m(event_type, message_id, source, payload, headers, trace_id, idempotency_key,
                        correlation_id, causation_id, schema_version, error, created_at, position)"""
 
 # Without a conflict target every unique index counts: message and group, idempotency key, and the row's own id.
 ACCEPT = f"""
 -- Take in messages in the given order; those that are there already are left alone
+WITH {START}
 {_INSERT}
 ON CONFLICT DO NOTHING
-RETURNING id::text"""
+RETURNING id::text, message_id"""
 
 # A row that may meet a conflict costs the server a quarter more.
 ACCEPT_NEW = f"""
 -- Take in messages in the given order, none of which was there a moment ago; a conflict undoes all
-{_INSERT}"""
+WITH {START}, taken AS (
+{_INSERT}
+)
+SELECT ids FROM start"""
 
 KNOWN_MESSAGES = """
 -- Which of these messages has the group, whenever they are from?
@@ -295,6 +299,8 @@ class Row:
 class AcceptStatements:
     accept: str
     accept_new: str
+    """Answers how the ids begin."""
+    ahead: str
     known_messages: str
     known_keys: str
     open_messages: str
@@ -330,7 +336,12 @@ def accept_statements(table: TableName) -> AcceptStatements:
         return sql.SQL(template).format(**parts).as_string(None).strip()
 
     return AcceptStatements(
-        text(ACCEPT), text(ACCEPT_NEW), text(KNOWN_MESSAGES), text(KNOWN_KEYS), text(OPEN_MESSAGES)
+        text(ACCEPT),
+        text(ACCEPT_NEW),
+        text(AHEAD),
+        text(KNOWN_MESSAGES),
+        text(KNOWN_KEYS),
+        text(OPEN_MESSAGES),
     )
 
 

@@ -6,9 +6,9 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import RFC_4122, UUID, uuid4
 
 import pytest
 
@@ -17,7 +17,7 @@ from outspark.inbox.accept import LARGE
 from outspark.inbox.body import unwrap
 from outspark.metrics import INBOX_ACCEPTED_TOTAL
 from outspark.uuid7 import uuid7
-from tests.integration.inbox.place import Place, message, messages
+from tests.integration.inbox.place import Place, message, messages, uuid7_at
 from tests.waiting import wait_for
 
 
@@ -147,6 +147,53 @@ def test_order_of_acceptance_is_kept(either: Place) -> None:
 
     rows = either.ask(f"SELECT message_id FROM {either.table} ORDER BY scheduled_at, id")
     assert [row[0] for row in rows] == ids
+
+
+def test_ids_of_rows_rise_with_the_databases_clock(either: Place) -> None:
+    """Also where many batches come in one millisecond. What an outcome says is the row's."""
+    acceptor, sizes = either.acceptor(), [1] * 50 + [LARGE, 1, 2 * LARGE]
+    batches = [messages(f"m{number}-{n}" for n in range(size)) for number, size in enumerate(sizes)]
+    before = _clock(either)
+    outcomes = [outcome for batch in batches for outcome in acceptor.accept(batch)]
+
+    rows = either.ask(f"SELECT id, message_id FROM {either.table} ORDER BY id")
+    assert [row[1] for row in rows] == [_id(one) for batch in batches for one in batch]
+    assert outcomes == [New(str(row[0])) for row in rows]
+    assert {(row[0].version, row[0].variant) for row in rows} == {(7, RFC_4122)}
+    assert before <= rows[0][0].int >> 80 <= rows[-1][0].int >> 80 <= _clock(either)
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_after_the_databases_clock_went_back_the_order_of_acceptance_is_kept(
+    either: Place, size: int
+) -> None:
+    """As when a standby takes over whose clock is behind."""
+    ahead = datetime.now(UTC) + timedelta(seconds=5)
+    either.accept(message("m0"))
+    either.set("m0", id=uuid7_at(ahead), scheduled_at=ahead)
+    acceptor = either.acceptor()
+    batches = [messages(f"m{number}-{n}" for n in range(size)) for number in range(3)]
+    for batch in batches:
+        acceptor.accept(batch)
+
+    names = ["m0", *(_id(one) for batch in batches for one in batch)]
+    for order in ("id", "scheduled_at"):
+        rows = either.ask(f"SELECT message_id FROM {either.table} ORDER BY {order}")
+        assert [row[0] for row in rows] == names
+    assert either.row(names[-1])["scheduled_at"] < ahead + timedelta(seconds=1)
+
+
+def test_an_id_far_ahead_holds_up_nobody(either: Place) -> None:
+    """Somebody else made it."""
+    either.accept(message("m0"))
+    either.set("m0", id=uuid7_at(datetime.now(UTC) + timedelta(minutes=1)))
+    either.accept(message("m1"))
+
+    assert either.row("m1")["scheduled_at"] <= either.ask("SELECT clock_timestamp()")[0][0]
+
+
+def _clock(place: Place) -> int:
+    return int(place.ask("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")[0][0])
 
 
 def test_a_message_without_an_id_is_known_by_its_place(either: Place) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zlib import crc32
@@ -17,6 +20,7 @@ from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
 from outspark.errors import SettingsError
 from outspark.inbox import InboxEvent, NotNow, Worker
 from outspark.inbox.message import Received
+from tests.integration.inbox import far_taker as far_taker_process
 from tests.integration.inbox.place import Place, message, write
 from tests.waiting import wait_for
 
@@ -180,6 +184,54 @@ def test_what_was_unlocked_comes_before_what_its_worker_left_behind(ordered: Pla
 
     assert ordered.effects() == ["x1", "x2", "x3"]
     assert ordered.states()["x2"] == ("completed", 1)
+
+
+@contextmanager
+def far_taker(place: Place, *, wrong_by: int) -> Iterator[Callable[[str], None]]:
+    """Takes in what it is told, in a process of its own with a clock of its own, and is killed at the end."""
+    command = [
+        sys.executable,
+        "-m",
+        far_taker_process.__name__,
+        place.database.url,
+        place.table,
+        str(wrong_by),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def take(name: str) -> None:
+            stdin.write(f"{name}\n")
+            stdin.flush()
+            assert stdout.readline() == f"{name}\n"
+
+        try:
+            yield take
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("wrong_by", [(5, 0, 5), (0, -5, 0)])
+def test_order_does_not_rest_on_the_clocks_of_those_who_take_in(
+    ordered: Place, wrong_by: tuple[int, ...]
+) -> None:
+    """Neither at first, nor after a worker has vanished that had all of them."""
+
+    @ordered.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    names = ["x1", "x2", "x3"]
+    for name, seconds in zip(names, wrong_by, strict=True):
+        with far_taker(ordered, wrong_by=seconds) as take:
+            take(name)
+    for name in names:
+        ordered.lock(name, "outspark/inbox/1/vanished/1")
+    ordered.work_to_the_end()
+
+    assert ordered.effects() == names
 
 
 def test_many_heads_hold_up_no_other_key(ordered: Place) -> None:

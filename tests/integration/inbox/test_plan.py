@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,12 +13,12 @@ from psycopg import sql
 
 from outspark.contracts.names import TableName
 from outspark.contracts.omnibox import inbox
-from outspark.contracts.omnibox.inbox import WorkStatements, work_statements
+from outspark.contracts.omnibox.inbox import WorkStatements, accept_statements, work_statements
 from outspark.contracts.omnibox.table import ready_index
 from outspark.embedded.postgres import Postgres
 from outspark.relay.connection import Connection, connect
 from tests.databases import Database
-from tests.integration.inbox.place import Place, open_place
+from tests.integration.inbox.place import Place, open_place, uuid7_at
 
 WAITING = 3000
 LIMIT = 100
@@ -186,6 +186,18 @@ def test_named_events_are_found_by_their_id(worker: Connection, filled: Place, n
 
     assert nodes[0]["Actual Rows"] == NAMED
     assert rows_read(nodes) == NAMED, nodes
+
+
+def test_a_look_for_ids_ahead_of_the_clock_reads_those_alone(worker: Connection, filled: Place) -> None:
+    made = accept_statements(TableName(filled.table))
+    assert rows_read(explain(worker, made.ahead, {})) == 0
+
+    ahead = uuid7_at(datetime.now(UTC) + timedelta(seconds=5))
+    worker.execute(f"UPDATE {filled.table} SET id = %s WHERE message_id = 'm1'".encode(), [ahead])
+    nodes = explain(worker, made.ahead, {})
+
+    assert nodes[0]["Actual Rows"] == 1
+    assert rows_read(nodes) <= 1, nodes
 
 
 def read_in_burst(place: Place, name: str) -> int:
