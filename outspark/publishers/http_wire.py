@@ -56,6 +56,10 @@ _ENDPOINT_AT_FAULT: dict[int, TopicFault] = {
     404: "missing",
     410: "missing",
 }
+_REMEDIES: dict[TopicFault, str] = {
+    "forbidden": "give the destination the credentials that the endpoint asks for",
+    "missing": "open the endpoint again, or put its new address into the destination's url",
+}
 
 Line = tuple[bytes, bytes]
 
@@ -159,7 +163,7 @@ def outcome(answer: Answer) -> Outcome:
             "put the final address into the destination's url",
         )
     if fault := _ENDPOINT_AT_FAULT.get(status):
-        return Retry.of_topic(fault, _text(answer))
+        return Retry.of_topic(fault, f"{_text(answer)}; {_REMEDIES[fault]}")
     return Dead(_text(answer))
 
 

@@ -30,6 +30,11 @@ _ERRORS = (aiormq.AMQPError, aiormq.ChannelInvalidStateError, OSError, TimeoutEr
 _REFUSALS = (aiormq.ProbableAuthenticationError, aiormq.AuthenticationError, aiormq.AMQPChannelError)
 # What is wrong with the exchange, not with a message.
 _EXCHANGE_AT_FAULT = (aiormq.ChannelNotFoundEntity, aiormq.ChannelAccessRefused)
+# The server says what is missing, but not what to do.
+_REMEDIES: dict[type[BaseException], str] = {
+    aiormq.ChannelNotFoundEntity: "; create it",
+    aiormq.ChannelAccessRefused: "; grant it",
+}
 
 
 class _OutcomesTellAll(logging.Filter):
@@ -224,4 +229,4 @@ def _with_different_ids(wires: Sequence[Wire], indexes: list[int]) -> list[int]:
 
 
 def _text(error: BaseException) -> str:
-    return str(error.args[-1]) if error.args else "timed out"
+    return f"{error.args[-1]}{_REMEDIES.get(type(error), '')}" if error.args else "timed out"

@@ -27,7 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from outspark.errors import DestinationDown, DestinationError
 from outspark.outcome import Retry
 from outspark.publishers.options import tls_context
-from outspark.publishers.redis_wire import MAX_VALUE, code_of, outcome, refuses_xadd
+from outspark.publishers.redis_wire import MAX_VALUE, outcome, refuses_xadd, said
 from outspark.publishers.tls_faults import tls_fault
 from outspark.publishers.tls_probe import tls_verdict
 
@@ -126,7 +126,7 @@ class Node:
                 raise DestinationError(str(error)) from error
             verdict = outcome(error, _PROBE[1])
             if isinstance(verdict, Retry) and not verdict.counted and not verdict.fault:
-                raise DestinationDown(f"{code_of(error)} {error}") from error
+                raise DestinationDown(said(error)) from error
 
     def close(self) -> None:
         self._connection.disconnect()

@@ -24,6 +24,7 @@ _STREAM_AT_FAULT: dict[str, tuple[TopicFault, str]] = {
     "WRONGTYPE": ("missing", "the key holds something else than a stream; rename or delete it"),
     "NOPERM": ("forbidden", "the user may not write to it; grant it XADD on this key"),
 }
+_REMEDIES = {"OOM": "free memory or raise maxmemory"}
 _DESTINATION_AT_FAULT = {
     "OOM",  # maxmemory is reached and nothing may be evicted
     "READONLY",  # a replica
@@ -98,19 +99,26 @@ class Encoder:
 
 def outcome(error: ResponseError, stream: str) -> Outcome:
     """What a refusal of one XADD means for its message."""
-    code, text = code_of(error), str(error)
+    code = code_of(error)
     if refuses_xadd(error):
-        return Retry(f"Redis takes no XADD from us: {text}", counted=False)
+        return Retry(f"Redis takes no XADD from us: {error}", counted=False)
     if found := _STREAM_AT_FAULT.get(code):
         fault, remedy = found
         return Retry.of_topic(fault, f"stream {stream!r}: {remedy} ({code})")
-    words = text if text.startswith(code) or code == "ERR" else f"{code} {text}"
-    return Retry(f"Redis: {words}", counted=code not in _DESTINATION_AT_FAULT)
+    return Retry(f"Redis: {said(error)}", counted=code not in _DESTINATION_AT_FAULT)
+
+
+def said(error: ResponseError) -> str:
+    """What Redis said, with its code, and what to do where that helps."""
+    code, text = code_of(error), str(error)
+    told = text if text.startswith(code) or code == "ERR" else f"{code} {text}"
+    remedy = _REMEDIES.get(code)
+    return f"{told.rstrip('.')}; {remedy}" if remedy else told
 
 
 def refuses_xadd(error: ResponseError) -> bool:
     text = str(error).lower()
-    return any(words in text for words in _NO_XADD)
+    return any(refusal in text for refusal in _NO_XADD)
 
 
 def code_of(error: ResponseError) -> str:

@@ -133,7 +133,13 @@ def test_what_can_never_pass(status: int) -> None:
     ("status", "fault"), [(401, "forbidden"), (403, "forbidden"), (404, "missing"), (410, "missing")]
 )
 def test_what_an_endpoint_answers_to_everything(status: int, fault: TopicFault) -> None:
-    assert outcome(Answer(status, {}, b"")) == Retry.of_topic(fault, f"HTTP {status}")
+    remedy = {"missing": "open the endpoint again", "forbidden": "give the destination the credentials"}[
+        fault
+    ]
+    found = outcome(Answer(status, {}, b"gone"))
+    assert isinstance(found, Retry)
+    assert found == Retry.of_topic(fault, found.error)
+    assert found.error.startswith(f"HTTP {status}: gone; {remedy}")
 
 
 def test_an_answer_is_shown_in_one_line_of_200_characters() -> None:

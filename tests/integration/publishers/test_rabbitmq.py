@@ -197,7 +197,9 @@ class TestExchange:
     def test_one_that_is_missing_is_named(self, rig: RabbitMQRig) -> None:
         publisher = rig.open(options={"exchange": "missing"})
         for attempt in (lambda: publisher.publish([message(rig)], TIMEOUT), lambda: publisher.check(TIMEOUT)):
-            with pytest.raises(DestinationError, match="no exchange 'missing' in vhost '/'") as refused:
+            with pytest.raises(
+                DestinationError, match="no exchange 'missing' in vhost '/'; create it"
+            ) as refused:
                 attempt()
             assert not isinstance(refused.value, DestinationDown)
 
@@ -221,6 +223,7 @@ class TestExchange:
         outcomes = publisher.publish(messages(rig, 3), TIMEOUT)
         assert_all_waiting(outcomes, 3)
         assert "ACCESS_REFUSED" in error_of(outcomes[0])
+        assert error_of(outcomes[0]).endswith("; grant it")
         assert rig.read() == []
 
     def test_only_the_message_with_a_forbidden_key_waits(self, rig: RabbitMQRig) -> None:

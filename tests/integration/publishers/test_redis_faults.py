@@ -124,7 +124,7 @@ class TestNoWrites:
             assert 0 < len(waiting) < 400
             assert_all_waiting([outcome for outcome in outcomes if outcome is not DELIVERED], len(waiting))
             command(rig.server, "CONFIG", "SET", "maxmemory", 1)
-            self.assert_waits(publisher, waiting, "OOM")
+            self.assert_waits(publisher, waiting, "'maxmemory'; free memory or raise maxmemory")
         finally:
             command(rig.server, "CONFIG", "SET", "maxmemory", 0)
         self.assert_recovers(publisher, rig, waiting)
