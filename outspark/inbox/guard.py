@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from outspark import durations
+from outspark.causes import Causes, Trouble
 from outspark.contracts.omnibox.inbox_guard import PAUSED, REMEDY, what
 from outspark.error_text import storable
 from outspark.inbox.event import InboxEvent
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SYNC = 5.0
 """Seconds between two looks at what other workers found out about a handler that is paused."""
 QUIET = 60.0
-"""Seconds between two lines of the log about one pause."""
+"""Seconds between two words on one pause; whether they make a line of the log is not decided here."""
 MOST_KEYS = 10_000
 """Keys that may wait for paused handlers in a worker's memory; with more of them it rests between its probes."""
 MOST_HANDLERS = 1000
@@ -120,8 +120,9 @@ class Pause:
 class Guard:
     """Of one worker. What it has paused shows in the table, so that other workers and those after it know it too."""
 
-    def __init__(self, settings: WorkSettings, router: Router) -> None:
+    def __init__(self, settings: WorkSettings, router: Router, causes: Causes | Trouble) -> None:
         self._settings = settings.dead_guard
+        self._causes = causes
         self._router = router
         self._group = settings.group
         self._keeps_nothing = settings.strategy.complete == "before"
@@ -156,7 +157,7 @@ class Guard:
             return
         stopped: set[str] = set()
         for event in batch.events:
-            pause = self.pauses.get(self._handler(event))
+            pause = self.pauses.get(self.handler(event))
             if pause is not None:
                 pause.types.add(what(event.type, event.source))
             if pause is not None or (ordered and event.key in stopped):
@@ -184,7 +185,7 @@ class Guard:
 
     def pause_of(self, event: InboxEvent, outcome: HandlingOutcome) -> Pause | None:
         """The pause that an event waits for: it was held, or it failed as all the others do."""
-        pause = self.pauses.get(self._handler(event)) if self.pauses else None
+        pause = self.pauses.get(self.handler(event)) if self.pauses else None
         if pause is None or isinstance(outcome, Held):
             return pause
         if self._keeps_nothing or not _counts(outcome):
@@ -197,8 +198,7 @@ class Guard:
             news = pause is batch.probes or pause.told_at == -math.inf
             if self._keeps_nothing and news and not self._mark(place, pause):
                 self._end(place, pause, "nothing of it waits any more")
-            elif time.monotonic() - pause.told_at >= QUIET:
-                self._tell(place, pause)
+        self._tell_now_and_then(place)
         if batch.probes is not None and batch.probes.handler not in self.pauses:
             self._end(place, batch.probes, "an event has passed")
 
@@ -206,6 +206,8 @@ class Guard:
         """See what other workers found out, or the one before us, or the people who look after the table."""
         if not self.on:
             return
+        # Not what this look will find: its first probe may end it.
+        self._tell_now_and_then(place)
         marked: dict[Name, list[tuple[Any, ...]]] = {}
         for type, source, since, error in place.rows(place.guard.marks, {"group": self._group}):
             handler = self._name(type, source)
@@ -225,7 +227,7 @@ class Guard:
         if (self.pauses or self._next_sync == 0.0) and time.monotonic() >= self._next_sync:
             self.look(place)
 
-    def _handler(self, event: InboxEvent) -> Name:
+    def handler(self, event: InboxEvent) -> Name:
         return self._name(event.type, event.source)
 
     def _name(self, type: str, source: str) -> Name:
@@ -235,7 +237,7 @@ class Guard:
         return handler.name, id(handler.function)
 
     def _learn(self, event: InboxEvent, outcome: HandlingOutcome, now: float) -> Name:
-        handler = self._handler(event)
+        handler = self.handler(event)
         record = self._records.setdefault(handler, Record())
         if isinstance(outcome, Handled | Skipped):
             if record.passed and record.passed[-1][0] == now:
@@ -263,7 +265,7 @@ class Guard:
         outcomes = [batch.outcomes.get(event.id, HELD) for event in batch.events]
         errors = (one.error for one in outcomes if _counts(one) and kind(one.error) == common)
         error = next(errors, common)
-        types = {what(event.type, event.source) for event in batch.events if self._handler(event) == handler}
+        types = {what(event.type, event.source) for event in batch.events if self.handler(event) == handler}
         self._open(handler, error, {common}, types, datetime.now(UTC), self._first_length(handler))
         del self._records[handler]
 
@@ -296,29 +298,24 @@ class Guard:
         place.rows(place.guard.clear, {"group": self._group, "types": list(pause.types)})
         if place.order is not None:
             place.order.go_on(pause.keys)
-        extra = {
-            "group": self._group,
-            "handler": pause.handler[0],
-            "since": pause.since.isoformat("T", "seconds"),
-        }
-        log.warning("handler goes on: %s", why, extra=extra)
+        log.debug("handler goes on: %s", why, extra={"group": self._group, "handler": pause.handler[0]})
+        self._causes.clear(self._cause(pause))
+
+    def _tell_now_and_then(self, place: Place) -> None:
+        for pause in self.pauses.values():
+            if time.monotonic() - pause.told_at >= QUIET:
+                self._tell(place, pause)
 
     def _tell(self, place: Place, pause: Pause) -> None:
         pause.told_at = time.monotonic()
         given = {"group": self._group, "types": list(pause.types)}
-        log.error(
-            "handler is paused: its events fail alike, so they wait and no attempt is counted",
-            extra={
-                "group": self._group,
-                "handler": pause.handler[0],
-                "types": sorted(one.partition("\n")[2] for one in pause.types)[:10],
-                "error": pause.error,
-                "since": pause.since.isoformat("T", "seconds"),
-                "waiting": place.rows(place.guard.waiting, given)[0][0],
-                "next_probe": durations.text(timedelta(seconds=round(pause.length))),
-                "remedy": REMEDY,
-            },
-        )
+        [(waiting,)] = place.rows(place.guard.waiting, given)
+        since = pause.since.isoformat("T", "seconds")
+        text = f"{pause.error} (since {since}); {waiting} events wait, no attempt is counted; {REMEDY}"
+        self._causes.raise_(self._cause(pause), text)
+
+    def _cause(self, pause: Pause) -> str:
+        return f"handler is paused, its events fail alike: {pause.handler[0]} of {self._group}"
 
 
 def _counts(outcome: HandlingOutcome) -> TypeGuard[Retry | Dead]:

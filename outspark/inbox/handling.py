@@ -207,13 +207,10 @@ def _call(group: Group, task: Task) -> Script[HandlingOutcome]:
 
 
 def _report(group: Group, task: Task) -> None:
+    """For whoever debugs a handler; the settler tells of all that failed in a batch."""
     if group.error is not None and task.handler is not None:
-        name = type(group.error).__name__
-        log.warning(
-            "handler failed",
-            extra={"event": task.event.id, "handler": task.handler.name, "error": name},
-            exc_info=group.error if log.isEnabledFor(logging.DEBUG) else None,
-        )
+        named = {"event": task.event.id, "handler": task.handler.name}
+        log.debug("handler failed", extra=named, exc_info=group.error)
 
 
 def _completion(group: Group, passed: Sequence[tuple[InboxEvent, str | None]]) -> dict[str, Any]:

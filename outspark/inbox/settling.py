@@ -24,7 +24,7 @@ from outspark.settings.inbox import WorkSettings
 log = logging.getLogger(__name__)
 
 TOLD = 5
-"""Ids in a line about dead events."""
+"""Ids in a line about events that are dead, or failed."""
 
 OnDead = Callable[[psycopg.Connection[Any], InboxEvent, str], None]
 """Called in the transaction that makes an event dead, to leave a letter about it: in a table, or in an outbox."""
@@ -77,6 +77,7 @@ class Settler:
                 self._bury(place, settled.values())
         self._note(place, decided, settled)
         self.guard.settled(place, batch)
+        self._tell_failed(settled.values())
         paused = {one.event.id for one in settlements if one.pause is not None}
         words = Counter(
             "held" if event.id in paused else type(outcome).__name__.lower() for event, outcome in decided
@@ -147,6 +148,16 @@ class Settler:
         for one in dead:
             if self.on_dead is not None:
                 self.on_dead(place.conn, one.event, one.error or "")
+
+    def _tell_failed(self, settlements: Iterable[Settlement]) -> None:
+        """One line for each handler, however many failed; of what a pause holds, its own line tells."""
+        by_handler: dict[str, list[Settlement]] = {}
+        for one in settlements:
+            if one.state == "ready" and one.error is not None and one.pause is None:
+                by_handler.setdefault(self.guard.handler(one.event)[0], []).append(one)
+        for handler, failed in by_handler.items():
+            named = {"events": [one.event.id for one in failed[:TOLD]], "error": failed[0].error}
+            log.warning("handler failed", extra={"handler": handler, "count": len(failed), **named})
 
     def _note(
         self,

@@ -51,10 +51,10 @@ class Worker:
         self.table = table if isinstance(table, TableName) else TableName.parse(table)
         self.settings = settings
         self.tally = tally or Tally()
-        self.guard = Guard(settings, router)
+        self._causes = Causes() if causes is None else causes
+        self.guard = Guard(settings, router, self._causes)
         self._settler = Settler(settings, self.tally, self.guard, on_dead)
         self._crew = Crew(url, router, settings, self.tally)
-        self._causes = Causes() if causes is None else causes
         self._place: Place | None = None
         self._unsettled: list[Batch] = []
         self._next_upkeep = 0.0

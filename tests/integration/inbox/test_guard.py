@@ -89,17 +89,18 @@ def test_nothing_dies_of_a_broken_handler(
     either.accept(*numbered(2000), max_attempts=max_attempts)
     busy = worker(either)
 
-    with caplog.at_level(logging.ERROR, "outspark.inbox.guard"):
+    with caplog.at_level(logging.WARNING, "outspark"):
         work_for(busy, 1.5)
 
     assert states(either) == {("pending", 0): 2000}
     assert len(handler.calls) <= 2 * BATCH + 10
     assert paused(either) == ["orders"]
     [line] = caplog.records
-    said = vars(line)
-    assert said["waiting"] == 2000
-    assert "has no total" in said["error"]
-    assert "mend the handler" in said["remedy"]
+    assert line.getMessage().startswith("handler is paused, its events fail alike: ")
+    said = vars(line)["error"]
+    assert "has no total" in said
+    assert "2000 events wait" in said
+    assert "mend the handler" in said
 
     handler.broken = False
     work(busy, lambda: not either.waiting())
@@ -213,6 +214,21 @@ def test_a_poisonous_event_among_others_still_dies(place: Place) -> None:
     work(busy, lambda: not place.waiting())
 
     assert states(place) == {("completed", 0): 197, ("failed", 3): 3}
+
+
+def test_what_fails_in_a_batch_makes_one_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    handler = Handler(place)
+    handler.bad = lambda id: id.endswith("0")
+    place.accept(*numbered(BATCH))
+
+    with caplog.at_level(logging.WARNING, "outspark"):
+        worker(place).run_once()
+
+    [line] = caplog.records
+    said = vars(line)
+    assert (line.getMessage(), said["count"]) == ("handler failed", 10)
+    assert said["handler"].endswith("handle")
+    assert "does not exist" in said["error"]
 
 
 def test_a_few_events_that_fail_alone_still_die(place: Place) -> None:
