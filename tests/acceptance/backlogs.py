@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tests.databases import Database
 from tests.integration.relay.backlog import JEAP, KEYS, OMNIBOX, OPENOUTBOX
 from tests.waiting import wait_for
 
+SHORT, LONG = 3000, int(os.environ.get("OUTSPARK_BACKLOG") or 200_000)
 LANES, BATCH = 2, 500
 CONFIG = """
 [relay]

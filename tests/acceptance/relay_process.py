@@ -28,6 +28,7 @@ STOP = 30.0
 LOG_TAIL = 200
 
 _FOREIGN = ("OUTSPARK", "OTEL_", "SPARK_", "PYSPARK_", "STORAGE_", "PUBLISHER_", "PG", "NATS_")
+_COMPLAINT = re.compile(r"^\S+ (?:WARNING|ERROR|CRITICAL)\s.*", re.MULTILINE)
 _PORT = re.compile(r"server is listening host=\S+ port=(\d+)")
 
 
@@ -77,6 +78,11 @@ class RelayProcess:
     @property
     def log(self) -> str:
         return self._stderr.read_text(errors="replace")
+
+    @property
+    def complaints(self) -> list[str]:
+        """The lines of the log that are warnings or worse."""
+        return _COMPLAINT.findall(self.log)
 
     @property
     def stdout(self) -> str:

@@ -5,8 +5,6 @@ With `make faults` a long backlog on every broker and contract; OUTSPARK_BACKLOG
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance import backlogs
-from tests.acceptance.backlogs import LANES, Backlog
+from tests.acceptance.backlogs import LANES, LONG, SHORT, Backlog
 from tests.acceptance.outages import OUTAGES, Outage
 from tests.acceptance.relay_process import START, RelayProcess, StartRelay
 from tests.databases import Database
@@ -24,11 +22,9 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.needs("spark"), pytest.mark.faults, pytest.mark.timeout(7200)]
 
-SHORT, LONG = 3000, int(os.environ.get("OUTSPARK_BACKLOG") or 200_000)
 IN_THE_SUITE = {("nats", "openoutbox"), ("kafka", "jeap"), ("redis", "omnibox")}
 """All contracts, and both kinds of breakers: that of a topic, and that of a destination."""
 TOLD = 60.0
-COMPLAINT = re.compile(r"^\S+ (WARNING|ERROR)\s.*", re.MULTILINE)
 
 
 def case(broker: str, contract: str) -> Any:
@@ -138,7 +134,7 @@ def assert_ready(relay: RelayProcess, outage: Outage) -> None:
 
 def assert_lines(relay: RelayProcess, failed: list[int]) -> None:
     """One for the cause and at most one a minute of it, and one for the batch of a lane that failed."""
-    found = [line[0] for line in COMPLAINT.finditer(relay.log)]
+    found = relay.complaints
     minutes = relay.get("/stats").json["uptime_seconds"] / 60
     assert 1 <= len(found) <= 1 + minutes + (LANES if failed else 0), found
     print(f"{len(found)} lines in {minutes:.1f} minutes")
