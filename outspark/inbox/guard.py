@@ -38,6 +38,8 @@ QUIET = 60.0
 MOST_KEYS = 10_000
 """Keys that may wait for paused handlers in a worker's memory; with more of them it rests between its probes."""
 MOST_HANDLERS = 1000
+MOST_FAILURES = 1000
+"""That are remembered of a handler for longer than the window."""
 
 # What differs between errors of one kind: what stands in quotes or parentheses, and words with digits. Only the
 # beginning of an error is looked at, because these are not linear.
@@ -46,6 +48,7 @@ _LOOKED_AT = 300
 
 Name = tuple[str, int]
 """Of a handler: as people know it, and one that no other function of this process has."""
+Records = dict[Name, "Record"]
 
 
 def kind(error: str) -> str:
@@ -70,7 +73,10 @@ class Record:
         self.failed.setdefault(kind, {})[id] = now
 
     def forget_before(self, time: float) -> None:
+        """Failures only where something passed since: with few keys in order, a broken handler takes long to show."""
         self.passed = [(at, count) for at, count in self.passed if at >= time]
+        if not self.passed and len(self.kinds) <= MOST_FAILURES:
+            return
         for kind, events in list(self.failed.items()):
             while events and events[first := next(iter(events))] < time:
                 del events[first], self.kinds[first]
@@ -120,14 +126,16 @@ class Pause:
 class Guard:
     """Of one worker. What it has paused shows in the table, so that other workers and those after it know it too."""
 
-    def __init__(self, settings: WorkSettings, router: Router, causes: Causes | Trouble) -> None:
+    def __init__(
+        self, settings: WorkSettings, router: Router, causes: Causes | Trouble, records: Records
+    ) -> None:
         self._settings = settings.dead_guard
         self._causes = causes
         self._router = router
         self._group = settings.group
         self._keeps_nothing = settings.strategy.complete == "before"
         """An event that failed is lost with the strategy at-most-once: it was completed before."""
-        self._records: dict[Name, Record] = {}
+        self._records = records
         self._lengths: dict[Name, tuple[float, float]] = {}
         """handler -> how long its last pause was, and when that ended"""
         self._next_sync = 0.0

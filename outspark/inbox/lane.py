@@ -9,12 +9,16 @@ from outspark.causes import Trouble
 from outspark.errors import SettingsError
 from outspark.inbox import letters
 from outspark.inbox.app import load_router
+from outspark.inbox.guard import Records
 from outspark.inbox.signals import Signals
 from outspark.inbox.spec import InboxSpec
 from outspark.inbox.taking import Taker
 from outspark.inbox.work import Worker
 from outspark.metrics import HANDOVERS_TOTAL, Tally
 from outspark.relay.lane import Report
+
+_records: dict[tuple[str, int], Records] = {}
+"""What this process saw of handlers in earlier shifts of a lane: one may be too short to tell that they are broken."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class InboxLane:
             tally=self.tally,
             on_dead=on_dead,
             causes=self.trouble,
+            records=_records.setdefault((self.spec.instance, self.spec.lane), {}),
         )
         # Workers do not get in each other's way, so two shifts may work side by side for a moment.
         signals.say_ready()

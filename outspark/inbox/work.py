@@ -14,7 +14,7 @@ from outspark.causes import Causes, Trouble
 from outspark.contracts.names import TableName
 from outspark.inbox.crew import Crew
 from outspark.inbox.event import InboxEvent
-from outspark.inbox.guard import Guard, Pause
+from outspark.inbox.guard import Guard, Pause, Records
 from outspark.inbox.place import Place, open_place
 from outspark.inbox.router import Router
 from outspark.inbox.settling import Batch, OnDead, Settler
@@ -33,7 +33,7 @@ class Worker:
     """Handles the events of one consumer group. For one thread alone; start another for more.
 
     `run_once` claims and handles one batch; `run` does so until it is told to stop. One connection is for the worker's
-    own statements, another for its handlers.
+    own statements, another for its handlers. `records` are what the worker before it in this process saw of handlers.
     """
 
     def __init__(
@@ -46,13 +46,14 @@ class Worker:
         tally: Tally | None = None,
         on_dead: OnDead | None = None,
         causes: Causes | Trouble | None = None,
+        records: Records | None = None,
     ) -> None:
         self.url = url
         self.table = table if isinstance(table, TableName) else TableName.parse(table)
         self.settings = settings
         self.tally = tally or Tally()
         self._causes = Causes() if causes is None else causes
-        self.guard = Guard(settings, router, self._causes)
+        self.guard = Guard(settings, router, self._causes, {} if records is None else records)
         self._settler = Settler(settings, self.tally, self.guard, on_dead)
         self._crew = Crew(url, router, settings, self.tally)
         self._place: Place | None = None

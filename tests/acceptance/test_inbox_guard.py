@@ -39,18 +39,19 @@ def bill(payload: dict, conn: psycopg.Connection) -> None:
 
 SHIFTS = 6
 """That end while the handler is broken; there are two lanes for handling, and as many for taking in."""
-KEYS = 20
+KEYS = 500
+"""More than a batch tries, so that the first one tells."""
 PORTION = 2000
 IN_ORDER = {
     "transaction_size = 5": 'transaction_size = 50\nordering = "key"',
     "batch_size = 20": "batch_size = 200",
 }
 
-OVERTAKEN = """\
+OVERTAKEN = f"""\
 -- Of how many orders was the one before it in its key billed later?
 SELECT count(*) FROM (
-  SELECT position, lag(position) OVER (PARTITION BY substr(name, 2)::int % 20 ORDER BY substr(name, 2)::int) AS before
-  FROM bills
+  SELECT position, lag(position) OVER (PARTITION BY number % {KEYS} ORDER BY number) AS before
+  FROM (SELECT position, substr(name, 2)::int AS number FROM bills) numbered
 ) b WHERE position < before"""
 
 

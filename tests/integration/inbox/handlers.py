@@ -15,3 +15,11 @@ router = Router()
 @router.otherwise
 def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
     write(conn, event.message_id)
+
+
+broken = Router()
+
+
+@broken.otherwise
+def fail(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+    raise ValueError(f"column total of order {event.message_id} does not exist")

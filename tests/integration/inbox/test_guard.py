@@ -17,7 +17,9 @@ from outspark.contracts.omnibox.inbox_guard import paused_types
 from outspark.errors import NotNow, Reject
 from outspark.inbox import InboxEvent, Worker
 from outspark.inbox.guard import kind
+from outspark.inbox.lane import InboxLane
 from outspark.inbox.message import Received
+from outspark.inbox.spec import inbox_lanes
 from outspark.metrics import INBOX_PAUSED_COUNT
 from outspark.settings import Settings
 from outspark.spark.inbox import InboxApp
@@ -140,6 +142,28 @@ def test_order_per_key_holds_through_a_pause(either: Place) -> None:
     assert {key: sorted(names) for key, names in per_key.items()} == per_key
     assert sum(map(len, per_key.values())) == 1000
     assert states(either) == {("completed", 0): 1000}
+
+
+def test_with_few_keys_in_order_it_takes_several_shifts(place: Place) -> None:
+    """Only the first event of each key is tried, as often as it may be: it takes a while until 20 have failed."""
+    work = {
+        "ordering": "key",
+        "retry": {"base_delay": "50ms", "max_delay": "50ms", "jitter": 0.0},
+        "dead_guard": {"window": "300ms"},
+    }
+    app = "tests.integration.inbox.handlers:broken"
+    inbox = {"url": place.database.url, "group": "billing", "app": app, "work": work}
+    settings = Settings.model_validate({"relay": {"lanes": 1}, "inboxes": {"bills": inbox}})
+    [spec] = inbox_lanes(settings, ["bills"], ["work"], "run", {})
+    place.accept(*[message(f"{n}", key=f"{n % 3}".encode()) for n in range(1000)], max_attempts=3)
+
+    def shift() -> list[str]:
+        ends = time.monotonic() + 0.5
+        InboxLane(spec).run(lambda: time.monotonic() >= ends)
+        return paused(place)
+
+    assert wait_for(shift, timeout=60, what="a pause") == ["orders"]
+    assert place.ask("SELECT count(*) FROM inbox_events WHERE status = 'failed'")[0][0] < 20
 
 
 def test_other_handlers_go_on(place: Place) -> None:
