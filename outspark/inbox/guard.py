@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FIRST_LOOK = 0.25
 SYNC = 5.0
 """Seconds between two looks at what other workers found out about a handler that is paused."""
 QUIET = 60.0
@@ -108,6 +109,8 @@ class Pause:
     keys: dict[str, bool] = field(default_factory=dict)
     """With order per key: keys that wait for it, and whether their first event was tried before."""
     told_at: float = -math.inf
+    patience: float = FIRST_LOOK
+    """Seconds to the next look for an event to try. A shift may be short, and at its beginning knows no keys."""
 
     @property
     def wait(self) -> timedelta:
@@ -115,8 +118,9 @@ class Pause:
         return timedelta(seconds=self.length / 2)
 
     def look_again_soon(self) -> None:
-        """Nothing was there to try: it is in other hands, or not due yet."""
-        self.probe_at = time.monotonic() + min(self.length, SYNC)
+        """Nothing was there to try: it is in other hands, not due yet, or of a key that the next batch shows."""
+        self.probe_at = time.monotonic() + min(self.length, self.patience)
+        self.patience = min(self.patience * 2, SYNC)
 
     def postpone(self, longest: float) -> None:
         self.length = min(self.length * 2, longest)

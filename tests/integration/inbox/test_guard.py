@@ -305,6 +305,23 @@ def test_the_next_worker_begins_with_one_event(either: Place) -> None:
     assert states(either) == {("completed", 0): 500}
 
 
+def test_with_order_the_next_worker_tries_one_soon(either: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shift may end before the time between two looks at the table is over."""
+    monkeypatch.setattr("outspark.inbox.guard.SYNC", 60.0)
+    handler = Handler(either)
+    either.accept(*[message(f"m{n}", key=f"k{n % 50}".encode()) for n in range(500)])
+    first = worker(either, ordering="key")
+    work(first, lambda: bool(first.guard.pauses))
+    first.close()
+    handler.broken = False
+
+    second = worker(either, ordering="key", dead_guard={"probe": "1h", "longest_probe": "1h"})
+    work(second, lambda: bool(second.guard.pauses), timeout=20)
+    work(second, lambda: not either.waiting(), timeout=20)
+
+    assert states(either) == {("completed", 0): 500}
+
+
 def test_all_workers_go_on_when_one_saw_an_event_pass(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outspark.inbox.guard.SYNC", 0.2)
     handler = Handler(place)
