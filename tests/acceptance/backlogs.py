@@ -88,12 +88,10 @@ class Backlog:
     def requeue(self) -> None:
         self._run("dead", "requeue", "--all")
 
-    def await_sent(self, *, but: int = 0) -> None:
-        wait_for(
-            lambda: self.count("sent") >= self.size - but,
-            timeout=120 + self.size / 100,
-            what="the end of the backlog",
-        )
+    def await_sent(self) -> None:
+        """Until nothing waits."""
+        limit = 120 + self.size / 100
+        wait_for(lambda: not self.count("waits"), timeout=limit, what="the end of the backlog", every=1)
 
     def assert_waits(self) -> list[int]:
         """Nothing died but one batch for each lane, where the contract wants it, and no attempt was counted."""

@@ -97,7 +97,7 @@ def test_very_many_orders_wait_in_order(site: NatsSite) -> None:
 
     mend(site)
     started = time.monotonic()
-    wait_for(lambda: site.count() >= LONG, timeout=120 + LONG / 50, what="a bill for each order")
+    wait_for(lambda: site.count() >= LONG, timeout=120 + LONG / 50, what="a bill for each order", every=1)
     print(f"{LONG} orders were billed within {time.monotonic() - started:.0f} s")
     assert site.ask("SELECT status, attempts_made, count(*) FROM inbox_events GROUP BY 1, 2") == [
         ("completed", 0, LONG)
