@@ -35,7 +35,11 @@ from tests.integration.relay.omnibox_place import OmniboxPlace, open_omnibox_pla
 from tests.integration.relay.place import Place, close_place
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.needs("nats", "kafka", "rabbitmq", "redis", "http"), pytest.mark.faults]
+pytestmark = [
+    pytest.mark.needs("nats", "kafka", "rabbitmq", "redis", "http"),
+    pytest.mark.faults,
+    pytest.mark.timeout(3600),
+]
 
 NO_CREATION = {"allow.auto.create.topics": False, "topic.metadata.propagation.max.ms": 500}
 
