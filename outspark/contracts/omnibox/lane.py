@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # jsonb has one way to write a value, whatever the service wrote; that text is what goes out.
 _EVENT = f"""e.id::text, e.event_type, e.partition_key, convert_to(e.payload::text, 'UTF8'), e.headers, e.attempts_made,
   e.max_attempts, e.topic, e.aggregate_type, e.aggregate_id::text, e.schema_version, e.trace_id, e.correlation_id,
-  e.causation_id, {readable("e.created_at")}, e.locked_at"""
+  e.causation_id, {readable("e.created_at")} AS created_at, e.locked_at"""
 
 _SLOT = """mod(hashtextextended(e.partition_key, 0) & 255, {count})::int"""
 

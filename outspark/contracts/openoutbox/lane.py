@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Most events carry no headers, and no headers cost the driver nothing.
 _EVENT = f"""e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{{{}}}}'), e.attempts,
-  {readable("e.created_at")}, e.locked_at"""
+  {readable("e.created_at")} AS created_at, e.locked_at"""
 
 # Events without a key have no order among themselves, so their id spreads them.
 _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
