@@ -55,8 +55,9 @@ class Timer:
 class LaneStatements:
     """The statements of one lane on one source, as text for psycopg with named parameters.
 
-    Every claim answers rows for `read`, with the time its lease began in the last column, or NULL. Ids are text. Of
-    settles only the number of rows counts: what they really changed, and what may stay as it is.
+    Every claim answers rows for `read`, with two more columns: the time its lease began, or NULL, and whether the bytes
+    that it may bring were reached. Ids are text. Of settles only the number of rows counts: what they really changed,
+    and what may stay as it is.
 
     | statement   | parameters                                                  | answers                     |
     |-------------|-------------------------------------------------------------|-----------------------------|

@@ -34,6 +34,8 @@ MOST_DUE = 20
 """Heads that are tried again at once: one that hangs costs the lane as long as its publisher waits for it."""
 WIDEST = 8
 """Where nothing but events that wait is found, claims grow up to this many batches: what goes on stands behind them."""
+ANY_NUMBER = 1 << 20
+"""More than any claim asks for."""
 RETRY_REST = 3.0
 """After heads were tried again, other events have the lane for so many times as long as that took."""
 
@@ -61,6 +63,8 @@ class SourceLoop:
     _next_reap: float = 0.0
     _width: int = 1
     """How many times as many events as a batch a claim in order asks for."""
+    _fitting: int = ANY_NUMBER
+    """No more events are asked for than twice as many as the last claim had room for: the others are only measured."""
     _again_after: float = 0.0
     """Not before this time is what failed tried again while there is other work: what hung once may hang again."""
     _trying_again: bool = False
@@ -85,6 +89,8 @@ class SourceLoop:
         saw_the_end = batch is self._found and self.low.saw_the_end
         self.waking.worked(more=not saw_the_end or self.source.keys.freed != freed)
         self._wake_in_time()
+        # The next claim shall not find this one still in memory.
+        self._found = NOTHING
         return len(batch.events)
 
     def warm(self) -> None:
@@ -211,7 +217,7 @@ class SourceLoop:
         return 1 if self.source.statements.marks_unroutable else min(self._width * 2, WIDEST)
 
     def _claim(self, token: str) -> Batch:
-        keys, limit = self.source.keys, self.source.settings.batch_size * self._width
+        keys, limit = self.source.keys, min(self.source.settings.batch_size * self._width, self._fitting)
         batch = self.source.claim(
             self.source.statements.claim,
             token,
@@ -226,7 +232,8 @@ class SourceLoop:
         )
         self._found = batch
         size = len(batch.events)
-        self.low.looked(batch.events, limit)
+        self.low.looked(batch.events, full=batch.cut or size == limit)
+        self._fitting = 2 * size if batch.cut else min(2 * self._fitting, ANY_NUMBER)
         if size:
             self.source.tally.observe(metrics.BATCH_SIZE, size, source=self.source.name)
         return batch
@@ -241,7 +248,9 @@ class SourceLoop:
             return NOTHING
         asked = dict(islice(due.items(), min(MOST_DUE, self.source.settings.batch_size)))
         batch = self._claim_ids(list(asked), token)
-        for head in asked.keys() - {event.id for event in batch.events}:
+        missing = asked.keys() - {event.id for event in batch.events}
+        # Those for which there was no room are still due.
+        for head in missing if not batch.cut else ():
             self.source.keys.free(asked[head], head)
         return batch
 

@@ -101,8 +101,9 @@ class LowWater:
         sweeps = checks and not self.source.keys.awaited()
         return self._sweep(self._mark) if sweeps else self._mark
 
-    def looked(self, events: Sequence[Event], limit: int) -> None:
-        self._full = full = len(events) == limit
+    def looked(self, events: Sequence[Event], *, full: bool) -> None:
+        """`full`: the look brought as much as it may, so that there may be more."""
+        self._full = full
         if not self.source.statements.low_water:
             self.saw_the_end = not full
             return

@@ -25,6 +25,8 @@ class Batch:
     token: str
     leased_at: datetime | None
     """By the database's clock; None where a claim leaves no mark."""
+    cut: bool = False
+    """Did the claim end where its bytes reached the bound? Then there may be more."""
 
 
 NOTHING = Batch([], "", None)
@@ -62,7 +64,8 @@ class Source:
         rows = self.execute("claim", statement, {"token": token, **parameters})
         if (timer := self.statements.claim_timer) is not None:
             self.tally.observe(timer.name, time.monotonic() - started, source=self.name, **timer.labels)
-        return Batch(self.statements.read(rows), token, rows[0][-1] if rows else None)
+        leased_at, cut = rows[0][-2:] if rows else (None, False)
+        return Batch(self.statements.read(rows), token, leased_at, cut)
 
     def count(self, status: str, events: int) -> None:
         if events:

@@ -76,6 +76,12 @@ class SourceSettings(Model):
         8, ge=1, le=256, description="Shares that the keys are split into; each has one owner."
     )
     batch_size: int = Field(1000, ge=1, le=10_000, description="Events a lane claims at once.")
+    batch_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1,
+        le=1024 * 1024 * 1024,
+        description="Bytes of payloads and headers after which a claim ends; a single event may be larger.",
+    )
     poll_interval: Duration = Field(
         timedelta(milliseconds=500), description="Longest wait between looks when idle."
     )

@@ -17,6 +17,7 @@ from psycopg import sql
 from outspark.contracts.arrays import text_array
 from outspark.contracts.attempts import attempts_table
 from outspark.contracts.blocked import not_blocked
+from outspark.contracts.bounded import bounded
 from outspark.contracts.contract import LAZILY, LaneStatements, Timer
 from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
@@ -45,23 +46,32 @@ _READY = """
 # A driver's work goes by columns, so the ids of a trace come in one, and there is none for the order key.
 _EVENT = """e.id::text, e.topic, e.key, e.message, {created}, e.cluster_name, e.message_id,
   int8send(coalesce(e.trace_id_high, 0)) || int8send(nullif(e.trace_id, 0)) || int8send(nullif(e.span_id, 0)),
-  {parent}, e.sampled, NULL::timestamptz"""
+  {parent}, e.sampled, NULL::timestamptz, {cut}"""
+_FOUND = """\
+e.id, e.topic, e.key, e.message, e.created, e.cluster_name, e.message_id, e.trace_id_high, e.trace_id, e.span_id,
+    e.parent_span_id, e.sampled, octet_length(e.message) AS size"""
 
 # Only B3 tells of the parent.
 _PARENT: dict[Form, str] = {"w3c": "NULL::bigint", "b3": "e.parent_span_id", "both": "e.parent_span_id"}
 
 _CLAIM = """
 -- Read the next messages of the owned slots, in the order of their ids; ownership alone keeps others away.
-SELECT {event} FROM {table} e
-WHERE {all_is_read} AND {ready}
-ORDER BY e.id LIMIT %(limit)s
+WITH next AS MATERIALIZED (
+  SELECT {found} FROM {table} e
+  WHERE {all_is_read} AND {ready}
+  ORDER BY e.id LIMIT %(limit)s
+), {total}
+SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
 _CLAIM_IDS = """
 -- Read named messages again: those whose wait is over, and suspects, which go out one by one.
-SELECT {event} FROM {table} e
-WHERE {all_is_read} AND e.id = ANY(%(ids)s::bigint[]) AND {still_waiting}
-ORDER BY e.id
+WITH next AS MATERIALIZED (
+  SELECT {found} FROM {table} e
+  WHERE {all_is_read} AND e.id = ANY(%(ids)s::bigint[]) AND {still_waiting}
+  ORDER BY e.id
+), {total}
+SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
 _DELIVER = """
@@ -142,8 +152,11 @@ def lane_statements(
     Stored headers are read where the connection shows a table of them.
     """
     ordered_by, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
+    bounds = bounded(settings.batch_bytes, "id")
     event = sql.SQL(_EVENT).format(
-        parent=sql.SQL(_PARENT[settings.jeap.trace]), created=sql.SQL(readable("e.created"))
+        parent=sql.SQL(_PARENT[settings.jeap.trace]),
+        created=sql.SQL(readable("e.created")),
+        cut=bounds["cut"],
     )
     read, all_is_read = _reader(settings.jeap.trace), headers.still_none(table)
     if conn is not None and headers.look_at(conn, table).are_stored:
@@ -158,6 +171,8 @@ def lane_statements(
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
         "event": event,
         "all_is_read": all_is_read,
+        "found": sql.SQL(_FOUND),
+        **bounds,
         "slot": sql.SQL(_SLOT).format(order_key=ordered_by, count=sql.Literal(settings.slots)),
         "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),
         "attempts_table": attempts_table(table).identifier,
@@ -223,7 +238,7 @@ def _reader(form: Form) -> Reader:
                 cluster,
                 message_id,
             )
-            for id, topic, key, message, created, cluster, message_id, ids, parent, sampled, _ in rows
+            for id, topic, key, message, created, cluster, message_id, ids, parent, sampled, _, _ in rows
         ]
 
     return read

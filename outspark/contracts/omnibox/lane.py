@@ -20,6 +20,7 @@ from psycopg import sql
 
 from outspark.contracts.arrays import Uuids
 from outspark.contracts.blocked import not_blocked
+from outspark.contracts.bounded import bounded, size
 from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
 # jsonb has one way to write a value, whatever the service wrote; that text is what goes out.
 _EVENT = f"""e.id::text, e.event_type, e.partition_key, convert_to(e.payload::text, 'UTF8'), e.headers, e.attempts_made,
   e.max_attempts, e.topic, e.aggregate_type, e.aggregate_id::text, e.schema_version, e.trace_id, e.correlation_id,
-  e.causation_id, {readable("e.created_at")} AS created_at, e.locked_at"""
+  e.causation_id, {readable("e.created_at")} AS created_at, e.locked_at, {{cut}}"""
+_COLUMNS = """\
+e.id, e.event_type, e.partition_key, e.payload, e.headers, e.attempts_made, e.max_attempts, e.topic, e.aggregate_type,
+    e.aggregate_id, e.schema_version, e.trace_id, e.correlation_id, e.causation_id, e.created_at, e.locked_at"""
+_SIZE = f"""{size("e.payload")} + {size("e.headers")}"""
 
 _SLOT = """mod(hashtextextended(e.partition_key, 0) & 255, {count})::int"""
 
@@ -60,45 +65,54 @@ _LOCK = """SET locked_at = now(), locked_by = %(token)s, updated_at = now()"""
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
 WITH next AS MATERIALIZED (
-  SELECT e.id, e.created_at FROM {table} e
+  SELECT e.id, e.created_at, {size} AS size FROM {table} e
   WHERE {due} AND e.created_at >= {start} ORDER BY e.created_at, e.id LIMIT %(limit)s
-)
+), {total}
 UPDATE {table} e {lock}
 FROM next
-WHERE {same_row} AND {still_unlocked} AND {lazily}
+WHERE {same_row} AND {fits} AND {still_unlocked} AND {lazily}
 RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
 -- Claim free events beside other relays: what somebody else is taking is passed over.
 WITH next AS MATERIALIZED (
-  SELECT e.id, e.created_at FROM {table} e
+  SELECT e.id, e.created_at, {size} AS size FROM {table} e
   WHERE {free} AND e.scheduled_at <= now() AND e.event_type <> ALL(%(types)s::text[])
     AND e.topic <> ALL(%(topics)s::text[])
   ORDER BY e.scheduled_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-)
+), {total}
 UPDATE {table} e {lock}
-FROM next WHERE {same_row} AND {lazily}
+FROM next WHERE {same_row} AND {fits} AND {lazily}
 RETURNING {event}
 """
 
 _CLAIM_READ = """
 -- Read the next events of the owned slots, oldest first; ownership alone keeps others away.
-SELECT {event} FROM {table} e
-WHERE {due} AND e.created_at >= {start}
-ORDER BY e.created_at, e.id LIMIT %(limit)s
+WITH next AS MATERIALIZED (
+  SELECT {columns}, {size} AS size FROM {table} e
+  WHERE {due} AND e.created_at >= {start}
+  ORDER BY e.created_at, e.id LIMIT %(limit)s
+), {total}
+SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
 _CLAIM_IDS = """
 -- Claim named events again: heads whose wait is over, and suspects, which go out one by one.
+WITH next AS MATERIALIZED (
+  SELECT e.id, e.created_at, {size} AS size FROM {table} e WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_free}
+), {total}
 UPDATE {table} e {lock}
-WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_free}
+FROM next WHERE {same_row} AND {fits} AND {still_free}
 RETURNING {event}
 """
 
 _READ_IDS = """
 -- Read named events again: heads whose wait is over, and suspects, which go out one by one.
-SELECT {event} FROM {table} e WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_free}
+WITH next AS MATERIALIZED (
+  SELECT {columns}, {size} AS size FROM {table} e WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_free}
+), {total}
+SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
 _NO_FENCE = """fence AS (SELECT true AS holds)"""
@@ -232,7 +246,9 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
     owned, marked = settings.ordering == "key", settings.lease == "row"
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
-        "event": sql.SQL(_EVENT),
+        "columns": sql.SQL(_COLUMNS),
+        "size": sql.SQL(_SIZE),
+        **bounded(settings.batch_bytes, "id"),
         "lazily": sql.SQL(LAZILY),
         "lock": sql.SQL(_LOCK),
         "complete": sql.SQL(_COMPLETE),
@@ -249,6 +265,7 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
             "e.id = next.id AND e.created_at = next.created_at" if layout.partitioned else "e.id = next.id"
         ),
     }
+    parts["event"] = sql.SQL(_EVENT).format(**parts)
     parts["still_unlocked"] = still(sql.SQL(_UNLOCKED))
     parts["still_free"] = still(parts["free"])
     parts["still_leased"] = still(parts["leased"])
@@ -290,6 +307,7 @@ def _read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
             aggregate_id,
             *described,
             created_at,
+            _,
             _,
         ) in rows
     ]

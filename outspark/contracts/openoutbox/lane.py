@@ -17,6 +17,7 @@ from psycopg import sql
 
 from outspark.contracts.arrays import Uuids
 from outspark.contracts.blocked import not_blocked
+from outspark.contracts.bounded import bounded, size
 from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 
 # Most events carry no headers, and no headers cost the driver nothing.
 _EVENT = f"""e.event_id::text, e.event_type, e.partition_key, e.payload, nullif(e.headers, '{{{{}}}}'), e.attempts,
-  {readable("e.created_at")} AS created_at, e.locked_at"""
+  {readable("e.created_at")} AS created_at, e.locked_at, {{cut}}"""
+_COLUMNS = """\
+e.event_id, e.event_type, e.partition_key, e.payload, e.headers, e.attempts, e.created_at, e.locked_at"""
+_SIZE = f"""octet_length(e.payload) + {size("e.headers")}"""
 
 # Events without a key have no order among themselves, so their id spreads them.
 _SLOT = """mod(hashtextextended(coalesce(e.partition_key, e.event_id::text), 0) & 255, {count})::int"""
@@ -44,48 +48,58 @@ e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
 WITH next AS MATERIALIZED (
-  SELECT e.event_id FROM {table} e WHERE {ready} ORDER BY e.created_at, e.event_id LIMIT %(limit)s
-)
+  SELECT e.event_id, {size} AS size FROM {table} e
+  WHERE {ready} ORDER BY e.created_at, e.event_id LIMIT %(limit)s
+), {total}
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next WHERE e.event_id = next.event_id AND {still_pending} AND {lazily}
+FROM next WHERE e.event_id = next.event_id AND {fits} AND {still_pending} AND {lazily}
 RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
 -- Claim free events beside other relays: what somebody else is taking is passed over.
 WITH next AS MATERIALIZED (
-  SELECT e.event_id FROM {table} e
+  SELECT e.event_id, {size} AS size FROM {table} e
   WHERE e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
     AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
   ORDER BY e.created_at, e.event_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-)
+), {total}
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next WHERE e.event_id = next.event_id AND {lazily}
+FROM next WHERE e.event_id = next.event_id AND {fits} AND {lazily}
 RETURNING {event}
 """
 
 _CLAIM_READ = """
 -- Read the next events of the owned slots, oldest first; ownership alone keeps others away.
-SELECT {event} FROM {table} e
-WHERE {ready} AND %(token)s::text IS NOT NULL
-ORDER BY e.created_at, e.event_id LIMIT %(limit)s
+WITH next AS MATERIALIZED (
+  SELECT {columns}, {size} AS size FROM {table} e
+  WHERE {ready} AND %(token)s::text IS NOT NULL
+  ORDER BY e.created_at, e.event_id LIMIT %(limit)s
+), {total}
+SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
 _CLAIM_IDS = """
 -- Claim named events again: heads whose backoff is over, and suspects, which go out one by one.
+WITH next AS MATERIALIZED (
+  SELECT e.event_id, {size} AS size FROM {table} e
+  WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending}
+), {total}
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending}
+FROM next WHERE e.event_id = next.event_id AND {fits} AND {still_pending}
 RETURNING {event}
 """
 
 _READ_IDS = """
 -- Read named events again: heads whose backoff is over, and suspects, which go out one by one.
-SELECT {event} FROM {table} e
-WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending} AND %(token)s::text IS NOT NULL
-ORDER BY e.created_at, e.event_id
+WITH next AS MATERIALIZED (
+  SELECT {columns}, {size} AS size FROM {table} e
+  WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending} AND %(token)s::text IS NOT NULL
+), {total}
+SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
 _NO_FENCE = """
@@ -191,7 +205,9 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
     fence = sql.SQL(FENCE).format(slots_table=slots_table(table).identifier)
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
-        "event": sql.SQL(_EVENT).format(),
+        "columns": sql.SQL(_COLUMNS),
+        "size": sql.SQL(_SIZE),
+        **bounded(settings.batch_bytes, "event_id"),
         "lazily": sql.SQL(LAZILY),
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(settings.slots)),
         "fence": fence if owned else sql.SQL(_NO_FENCE),
@@ -200,6 +216,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         "low": sql.SQL(LOW),
         "until_due": sql.SQL(seconds_until("e.available_at")),
     }
+    parts["event"] = sql.SQL(_EVENT).format(**parts)
     parts["not_blocked"] = not_blocked(sql.SQL("e.partition_key"))
     parts["ready"] = sql.SQL(_READY).format(**parts)
     parts["still_pending"] = still(sql.SQL("e.status = 'PENDING'"))
@@ -229,7 +246,7 @@ def _read(rows: Sequence[tuple[Any, ...]]) -> list[Event]:
     """The events of a claim, in their order: RETURNING promises none."""
     events = [
         Event(id, type, key, payload, headers, attempts, created_at, key)
-        for id, type, key, payload, headers, attempts, created_at, _ in rows
+        for id, type, key, payload, headers, attempts, created_at, _, _ in rows
     ]
     events.sort(key=_order)
     return events

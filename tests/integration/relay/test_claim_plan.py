@@ -28,8 +28,12 @@ ALLOWED = {
     "CTE Scan",
     "Nested Loop",
     "Function Scan",
+    "Aggregate",
+    "WindowAgg",
+    "Subquery Scan",
 }
-"""An Incremental Sort only orders ids within one created_at, as they come from the index. A function lists keys."""
+"""An Incremental Sort only orders ids within one created_at, as they come from the index. A function lists keys. The
+last three add up the bytes of what was found."""
 
 FILL = """\
 -- Finished events, and a backlog with and without keys
@@ -151,6 +155,9 @@ def test_a_known_event_is_found_by_its_id_whatever_the_statistics_say(
     row = burst.execute(b"EXPLAIN (FORMAT JSON) " + statement.encode(), parameters).fetchone()
 
     assert row is not None
-    known = [node for node in nodes(row[0][0]["Plan"]) if node.get("Alias") == "e" and "Index Name" in node]
-    reads_in_order = name == "claim" and lease == "slot"
-    assert reads_in_order or [node["Index Name"] for node in known] == ["openoutbox_events_pkey"], row[0]
+    events = [node for node in nodes(row[0][0]["Plan"]) if node.get("Alias", "").startswith("e")]
+    used = {node["Index Name"] for node in events if "Index Name" in node}
+    # A claim finds them in order, and then by their ids if it marks them.
+    in_order = {"idx_openoutbox_metrics_lag"} if name == "claim" else set()
+    by_id = {"openoutbox_events_pkey"} if (name, lease) != ("claim", "slot") else set()
+    assert used == in_order | by_id, row[0]

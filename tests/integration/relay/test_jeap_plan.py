@@ -17,6 +17,17 @@ from outspark.settings import SourceSettings
 from tests.databases import Database
 
 TABLE = TableName("deferred_message", "public")
+ALLOWED = {
+    "Index Scan",
+    "Limit",
+    "Result",
+    "Function Scan",
+    "CTE Scan",
+    "Aggregate",
+    "WindowAgg",
+    "Subquery Scan",
+}
+"""The last four add up the bytes of what was found."""
 OURS, PRIMARY_KEY = "deferred_message_outspark_ready", "deferred_message_pkey"
 
 FILL = """\
@@ -58,9 +69,7 @@ def test_a_claim_walks_an_index(lane: Connection, blocked: list[str]) -> None:
 
     def used(statement: str) -> set[str]:
         found = plan(lane, statement, blocked)
-        assert {node["Node Type"] for node in found} <= {"Index Scan", "Limit", "Result", "Function Scan"}, (
-            found
-        )
+        assert {node["Node Type"] for node in found} <= ALLOWED, found
         return {node["Index Name"] for node in found if "Index Name" in node}
 
     assert used(statements.claim) == {PRIMARY_KEY}
@@ -109,5 +118,5 @@ def test_a_known_message_is_found_by_its_id_whatever_the_statistics_say(
         row = lane.execute(b"EXPLAIN (FORMAT JSON) " + statement.encode(), parameters).fetchone()
 
     assert row is not None
-    known = [node for node in _nodes(row[0][0]["Plan"]) if node.get("Alias") == "e" and "Index Name" in node]
-    assert [node["Index Name"] for node in known] == [PRIMARY_KEY], row[0]
+    known = [node for node in _nodes(row[0][0]["Plan"]) if node.get("Alias", "").startswith("e")]
+    assert {node["Index Name"] for node in known if "Index Name" in node} == {PRIMARY_KEY}, row[0]

@@ -46,7 +46,7 @@ class Drain:
         self.looks.append(low)
         parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT}
         events = self.source.claim(self.source.statements.claim, "", parameters).events
-        self.low.looked(events, LIMIT)
+        self.low.looked(events, full=len(events) == LIMIT)
         ids = [event.id for event in events]
         if not delivered:
             return ids
