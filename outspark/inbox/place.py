@@ -70,7 +70,10 @@ def _arrive(conn: Connection, table: TableName, settings: WorkSettings) -> Place
     ordered = settings.ordering == "key"
     partitioned = conn.execute(contract.PARTITIONED, {"name": table.identifier.as_string(conn)}).fetchone()
     statements = work_statements(
-        table, settings.slots if ordered else None, partitioned=partitioned == (True,)
+        table,
+        settings.slots if ordered else None,
+        partitioned=partitioned == (True,),
+        most_bytes=settings.batch_bytes,
     )
     alive = lock_class(f"inbox-alive/{settings.group}", table)
     order = KeyOrder(conn, table, settings.group, settings.slots, statements, alive) if ordered else None

@@ -107,6 +107,12 @@ class HandlingSettings(Model):
         8, ge=1, le=256, description="Shares that the keys are split into; each has one worker."
     )
     batch_size: int = Field(100, ge=1, le=10_000, description="Events a worker claims at once.")
+    batch_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1,
+        le=1024 * 1024 * 1024,
+        description="Bytes of payloads and headers after which a claim ends; a single event may be larger.",
+    )
     transaction_size: int = Field(
         50,
         ge=1,

@@ -20,6 +20,7 @@ import psycopg
 from psycopg import sql
 
 from outspark.contracts.blocked import not_blocked
+from outspark.contracts.bounded import size
 from outspark.contracts.contract import LAZILY
 from outspark.contracts.known import still
 from outspark.contracts.names import TableName, resolve
@@ -32,6 +33,9 @@ KEY_HEADER: Final = "partition_key"
 
 WORKER_PREFIX: Final = "outspark/inbox/"
 """Every lock of our workers is `outspark/inbox/<instance>/<worker>/<claim>`."""
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Of payloads and headers in a claim, unless told otherwise; a single event may be larger."""
 
 UNLOCKED: Final = "unlocked by force"
 """How the last error of an event begins that was taken out of somebody's hands."""
@@ -96,6 +100,7 @@ _EVENT = f"""e.id::text, {readable("e.created_at")}, e.event_type, e.message_id,
   e.payload::text, e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id, e.schema_version,
   e.attempts_made, e.max_attempts"""
 
+_SIZE = f"""{size("e.payload")} + {size("e.headers")}"""
 _KEY = "(e.headers ->> {key})"
 _SLOT = "mod(hashtextextended(coalesce({key}, e.id::text), 0) & 255, {count})::int"
 
@@ -119,13 +124,14 @@ RETURNING {event}, o.position"""
 CLAIM = """
 -- Claim free events, those that were due first; one that was tried before goes alone
 WITH next AS MATERIALIZED (
-  SELECT s.*, row_number() OVER () AS position FROM (
-    SELECT e.id, e.created_at, e.attempts_made > 0 AS tried FROM {table} e
+  SELECT s.*, row_number() OVER found AS position, sum(s.size) OVER found - s.size AS bytes_before FROM (
+    SELECT e.id, e.created_at, e.attempts_made > 0 AS tried, {size} AS size FROM {table} e
     WHERE {free} {in_order}
     ORDER BY e.scheduled_at, e.id LIMIT %(limit)s FOR UPDATE {passing_over}
-  ) s
+  ) s WINDOW found AS (ROWS UNBOUNDED PRECEDING)
 ), chosen AS MATERIALIZED (
-  SELECT n.id, n.created_at, n.position FROM next n WHERE n.position = 1 OR {together}
+  SELECT n.id, n.created_at, n.position FROM next n
+  WHERE n.position = 1 OR (n.bytes_before < {most_bytes} AND {together})
 ){lock}"""
 
 _UNTRIED = """NOT n.tried AND NOT (SELECT f.tried FROM next f WHERE f.position = 1)"""
@@ -346,18 +352,20 @@ def accept_statements(table: TableName) -> AcceptStatements:
 
 
 def work_statements(
-    table: TableName, slots: int | None = None, *, partitioned: bool = True
+    table: TableName, slots: int | None = None, *, partitioned: bool = True, most_bytes: int = MOST_BYTES
 ) -> WorkStatements:
     """Compose them; with `slots` events of one key are claimed in order, and keys split into that many shares.
 
     They are right for every table. For one without partitions `partitioned = False` keeps the planner from looking rows
-    up by their time, which many may share.
+    up by their time, which many may share. A claim ends after `most_bytes`.
     """
     key = sql.SQL(_KEY).format(key=sql.Literal(KEY_HEADER))
     slot = sql.SQL(_SLOT).format(key=key, count=sql.Literal(slots or 1))
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "event": sql.SQL(_EVENT),
+        "size": sql.SQL(_SIZE),
+        "most_bytes": sql.Literal(most_bytes),
         "free": sql.SQL(_FREE),
         "key": key,
         "not_blocked": not_blocked(key),

@@ -18,6 +18,8 @@ from outspark.metrics import INBOX_EVENTS_TOTAL
 from tests.integration.inbox.place import Place, message, messages, write
 from tests.waiting import wait_for
 
+LARGE = b'"%s"' % (b"x" * 100_000)
+
 
 class Order(BaseModel):
     number: int
@@ -39,6 +41,32 @@ def test_effects_and_completion_are_committed_together(either: Place) -> None:
     row = either.row("m0")
     assert (row["locked_at"], row["locked_by"], row["last_error"]) == (None, None, None)
     assert row["completed_at"] is not None
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_claim_ends_after_so_many_bytes(either: Place, ordering: str) -> None:
+    @either.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    ids = [f"m{n}" for n in range(7)]
+    either.accept(*messages(ids, key=b"k", body=LARGE))
+    worker = either.worker(ordering=ordering, batch_bytes=250_000)
+
+    assert [worker.run_once() for _ in range(4)] == [3, 3, 1, 0]
+
+    assert either.effects() == ids
+
+
+def test_an_event_larger_than_a_claim_may_be_is_handled(either: Place) -> None:
+    @either.router.on("orders")
+    def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+        write(conn, event.message_id)
+
+    either.accept(*messages("ab", body=LARGE))
+    worker = either.worker(batch_bytes=1)
+
+    assert [worker.run_once() for _ in range(3)] == [1, 1, 0]
 
 
 def test_slow_handlers_share_a_transaction_with_few(either: Place) -> None:
