@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from outspark.errors import OutsparkError
+from outspark.postgres_tls import explained
 from outspark.redaction import redact
 from outspark.relay import control
 from outspark.relay.connection import Connection, connect
@@ -133,8 +134,17 @@ class Databases:
     def _open(self, url: str) -> Connection:
         conn = self._connections.get(url)
         if conn is None or conn.closed or conn.broken:
-            conn = self._connections[url] = connect(url, self._name)
+            conn = self._connections[url] = self._connect(url)
         return conn
+
+    def _connect(self, url: str) -> Connection:
+        try:
+            return connect(url, self._name)
+        except psycopg.OperationalError as error:
+            reason = " ".join(str(error).split())
+            if (meaning := explained(reason, url)) == reason:
+                raise
+            raise psycopg.OperationalError(meaning) from error
 
     def _forget(self, url: str) -> None:
         conn = self._connections.pop(url, None)

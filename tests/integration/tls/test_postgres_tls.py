@@ -1,17 +1,21 @@
-"""PostgreSQL over TLS, as the command line connects: right certificates do, wrong ones are told apart."""
+"""PostgreSQL over TLS, as the command line and a driver connect: right certificates do, wrong ones are told apart."""
 
 from __future__ import annotations
 
 import logging
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from outspark.cli.exits import DatabaseUnreachable
 from outspark.cli.sources import connect
 from outspark.embedded.postgres import Postgres
-from outspark.settings import SourceSettings
+from outspark.errors import DatabaseRefused
+from outspark.settings import Settings, SourceSettings
+from outspark.spark.inbox import InboxApp
+from outspark.spark.monitor import Monitor
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import Certificates
 from tests.integration.tls.passwords import EVERY, WRONG, assert_not_echoed
@@ -86,6 +90,51 @@ def test_a_certificate_of_ours_that_the_server_does_not_trust(
 def test_a_real_server_without_tls(postgres_server: Postgres, certificates: Certificates) -> None:
     url = f"{postgres_server.url()}?sslmode=verify-full&sslrootcert={certificates.ca}"
     _assert_refused("server does not support SSL, but SSL was required", url)
+
+
+def _relay(url: str) -> Monitor:
+    given = {"sources": {"shop": {"url": url}}, "destinations": {"nowhere": {"type": "null"}}}
+    return Monitor(Settings.model_validate(given), "one", "outspark_one")
+
+
+def _assert_told_by_a_relay(reason: str, url: str) -> None:
+    """By its start, which it refuses, and by its readiness."""
+    with closing(_relay(url)) as relay:
+        with pytest.raises(DatabaseRefused, match=reason) as refused:
+            relay.preflight()
+        (problem,) = relay.problems()
+    for said in (str(refused.value), problem):
+        assert reason in said
+        assert PASSWORD not in said
+        assert "\n" not in said
+
+
+def test_a_relay_tells_an_unknown_ca(server: TlsPostgres, certificates: Certificates) -> None:
+    files = {**_files(certificates), "sslrootcert": str(certificates.wrong_ca)}
+    _assert_told_by_a_relay(refusals.UNKNOWN_CA, server.tls_url("relay", PASSWORD, **files))
+
+
+def test_a_relay_tells_an_expired_certificate(expired: TlsPostgres, certificates: Certificates) -> None:
+    _assert_told_by_a_relay(refusals.EXPIRED, expired.tls_url("relay", PASSWORD, **_files(certificates)))
+
+
+def test_a_relay_tells_a_certificate_for_another_name(
+    server: TlsPostgres, certificates: Certificates
+) -> None:
+    url = server.tls_url("relay", PASSWORD, host="elsewhere.example", **_files(certificates))
+    _assert_told_by_a_relay('does not match host name "elsewhere.example"', url)
+
+
+def test_an_inbox_tells_an_expired_certificate(expired: TlsPostgres, certificates: Certificates) -> None:
+    url = expired.tls_url("relay", PASSWORD, **_files(certificates))
+    feed = {"type": "nats", "url": "nats://127.0.0.1:1", "topics": ["a"], "stream": "a"}
+    given = {"inboxes": {"shop": {"url": url, "group": "billing", "feed": feed}}}
+    inbox = InboxApp(Settings.model_validate(given), ["shop"], ["take"])
+    try:
+        with pytest.raises(DatabaseRefused, match=refusals.EXPIRED):
+            inbox._preflight()
+    finally:
+        inbox._ended(all_lanes=True)
 
 
 @pytest.mark.parametrize("password", [EVERY, WRONG], ids=["right", "wrong"])
