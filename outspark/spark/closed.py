@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,11 +26,12 @@ class Thing(NamedTuple):
 
 @dataclass(slots=True)
 class Closed:
-    """By lane, as of the end of its last shift."""
+    """By lane, as of the end of its last shift. Safe to use from several threads."""
 
     _lanes: dict[int, dict[Thing, tuple[float, str]]] = field(default_factory=dict)
     _told: set[Thing] = field(default_factory=set)
     """What has a gauge, which goes back to 0 when it is open again."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, lane: int, closed: Iterable[Mapping[str, Any]]) -> None:
         self._lanes[lane] = {_thing(one): (one["since"], one["reason"]) for one in closed}
@@ -49,15 +51,19 @@ class Closed:
         ]
 
     def gauge(self, tally: Tally) -> None:
-        closed = self.all()
-        self._told.update(closed)
-        for thing in self._told:
-            if thing.kind == "topic":
-                tally.set(
-                    metrics.TOPIC_CLOSED, float(thing in closed), destination=thing.of, topic=thing.name
-                )
-            else:
-                tally.set(metrics.TYPE_PAUSED, float(thing in closed), source=thing.of, type=thing.name)
+        # One at a time, so that what an older look saw never overwrites what a newer one did.
+        with self._lock:
+            closed = self.all()
+            self._told.update(closed)
+            for thing in self._told:
+                _gauge(tally, thing, float(thing in closed))
+
+
+def _gauge(tally: Tally, thing: Thing, value: float) -> None:
+    if thing.kind == "topic":
+        tally.set(metrics.TOPIC_CLOSED, value, destination=thing.of, topic=thing.name)
+    else:
+        tally.set(metrics.TYPE_PAUSED, value, source=thing.of, type=thing.name)
 
 
 def tell(closed: Iterable[Mapping[str, Any]], pending: Callable[[], int]) -> dict[str, dict[str, Any]]:
