@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 HOST = "127.0.0.1"
+PATIENCE = 30.0
 
 
 class Recorder:
@@ -23,15 +24,27 @@ class Recorder:
         self._heard: list[bytearray] = []
         self._listener = socket.create_server((HOST, 0))
         self.port = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._last: tuple[str, int] | None = None
+        self._listening: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     @property
     def connections(self) -> int:
         return len(self._heard)
 
     def heard(self) -> bytes:
-        """All that came in, over all connections."""
+        """All that came in, over all connections. Only when clients have hung up, and nobody is listened to later."""
+        if self._accepting.is_alive():
+            # Connections are accepted in their order, so that all others come before this one.
+            with socket.socket() as last:
+                last.bind((HOST, 0))
+                self._last = last.getsockname()
+                last.connect((HOST, self.port))
+                self._accepting.join(PATIENCE)
+        for thread in self._listening:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a client has not hung up, and may yet say more"
         return b"".join(bytes(one) for one in self._heard)
 
     def __enter__(self) -> Self:
@@ -44,19 +57,22 @@ class Recorder:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for thread in self._threads:
+        for thread in [self._accepting, *self._listening]:
             thread.join(5)
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                connection, _ = self._listener.accept()
+                connection, peer = self._listener.accept()
+                if peer == self._last:
+                    connection.close()
+                    return
                 self._heard.append(bytearray())
                 thread = threading.Thread(
                     target=self._listen, args=(connection, self._heard[-1]), daemon=True
                 )
                 thread.start()
-                self._threads.append(thread)
+                self._listening.append(thread)
 
     def _listen(self, connection: socket.socket, heard: bytearray) -> None:
         with suppress(OSError), connection:
