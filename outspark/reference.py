@@ -5,6 +5,7 @@ A test fails when the two drift apart.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,7 +22,7 @@ from outspark.cli.app import app
 from outspark.layers import text
 from outspark.metrics import METRICS, Metric
 from outspark.settings import inbox
-from outspark.settings.model import RetrySettings
+from outspark.settings.model import DeadGuardSettings, RetrySettings
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 _GENERATED = "<!-- Written by `python -m outspark.reference`; change the code, not this page. -->"
@@ -31,6 +32,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "log": settings.LogSettings,
     "sources.NAME": settings.SourceSettings,
     "sources.NAME.retry": RetrySettings,
+    "sources.NAME.dead_guard": DeadGuardSettings,
     "sources.NAME.jeap": settings.JeapSettings,
     "destinations.NAME": settings.DestinationSettings,
     "destinations.NAME.claim_check": settings.ClaimCheckSettings,
@@ -125,7 +127,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "needed"
     if field.default is PydanticUndefined:
-        return "the host's name" if field.default_factory is not dict else "none"
+        return "the host's name" if field.default_factory is socket.gethostname else "none"
     value = field.default
     if value is None:
         return "none"

@@ -17,6 +17,10 @@ def test_every_section_of_the_settings_is_there() -> None:
     page = reference.settings_page()
     for section in ("[relay]", "[sources.NAME.retry]", "[[routes]]"):
         assert f"## `{section}`" in page
+    assert "| `at_least` |" in page.partition("## `[sources.NAME.dead_guard]`")[2].partition("## ")[0]
+    assert [line for line in page.splitlines() if "| the host's name |" in line] == [
+        "| `id` | text of 1 to 100 characters | the host's name | Name of this relay. |"
+    ]
     assert "| `lanes` | a whole number from 1 to 256 | `2` |" in page
 
 
