@@ -45,7 +45,7 @@ class Router:
     def __init__(self, routes: Sequence[RouteSettings], destinations: Collection[str], source: str) -> None:
         numbered = list(enumerate(routes)) or [(0, RouteSettings.model_validate({}))]
         rules = [(route.source, _rule(index, route, destinations)) for index, route in numbered]
-        self._source = source
+        self.source = source
         self._rules = [rule for only, rule in rules if only in (None, source)]
         self._routes: dict[str | tuple[str, str], Route] = {}
         self._clusters = frozenset(destinations)
@@ -84,7 +84,7 @@ class Router:
         rule = self._match(event_type)
         if rule is None:
             raise EventInvalid(
-                f"no route matches event_type {event_type!r} of source {self._source!r}; add one, such as "
+                f"no route matches event_type {event_type!r} of source {self.source!r}; add one, such as "
                 f'[[routes]] match = "{event_type}"'
             )
         given = {"type": event_type, "topic": topic or event_type}

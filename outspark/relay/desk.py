@@ -245,6 +245,7 @@ class Desk:
             envelopes=_envelopes(spec.destinations, share.name),
             guarded=settings.on_unroutable == "wait",
             paused=guard.paused,
+            trouble=self.trouble,
         )
         loop = SourceLoop(
             source=source,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from outspark import error_text
+from outspark.causes import Trouble
 from outspark.envelopes import Envelope
 from outspark.errors import EventInvalid
 from outspark.event import NO_HEADERS, Event, Message, text_headers, wire_headers
@@ -18,9 +21,6 @@ from outspark.relay.keys import Block
 from outspark.relay.parcels import Parcel
 from outspark.routing import Router, Transform
 from outspark.telemetry import Tracing
-
-log = logging.getLogger(__name__)
-
 
 NOWHERE: Mapping[str, Collection[str]] = {}
 
@@ -51,6 +51,8 @@ class Dispatcher:
     """Do events wait for a topic that is missing, forbidden or full? Otherwise each is tried."""
     paused: Mapping[str, Breaker] = field(default_factory=dict)
     """Types of events that are paused, each until its probe is due."""
+    trouble: Trouble = field(default_factory=Trouble)
+    """A transform that fails does so for many events: the driver tells it once for all of them."""
 
     def dispatch(
         self,
@@ -179,8 +181,10 @@ class Dispatcher:
         except EventInvalid as error:
             return Parcel(key, outcome=Dead(str(error)))
         except Exception as error:  # noqa: BLE001 - a transform's bug must cost its event an attempt, not the lane
-            log.warning("transform failed", extra={"event": event.id, "error": str(error)})
-            return Parcel(key, outcome=Retry(f"transform failed: {type(error).__name__}: {error}"))
+            reason = f"{type(error).__name__}: {error_text.of(error)}"
+            told = f"{reason} (in {_place(error)}, event {event.id})"
+            self.trouble.raise_(f"transform failed: {self.router.source}", told)
+            return Parcel(key, outcome=Retry(f"transform failed: {reason}"))
 
     def _wrap(self, name: str, event: Event, message: Message) -> Message:
         if message.stored and not self.destinations[name].publisher.keeps_headers:
@@ -225,3 +229,11 @@ class Dispatcher:
         if len(outcomes) != len(messages):
             raise RuntimeError(f"publisher {name} gave {len(outcomes)} outcomes for {len(messages)} messages")
         return outcomes
+
+
+def _place(error: Exception) -> str:
+    """`shop.py:12 enrich`: the last line of the file that we called, whatever that called in turn."""
+    frames = traceback.extract_tb(error.__traceback__)
+    called = frames[min(1, len(frames) - 1)].filename
+    frame = next(frame for frame in reversed(frames) if frame.filename == called)
+    return f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -148,6 +149,23 @@ def test_a_transform_that_fails_costs_its_event_an_attempt_and_holds_its_key() -
 
     assert outcomes == [DELIVERED, Retry("transform failed: LookupError: no such thing"), HELD]
     assert publisher.batches == ["a"]
+
+
+def test_a_transform_that_fails_is_one_cause_for_all_its_events(caplog: pytest.LogCaptureFixture) -> None:
+    def transform(event: Event) -> Event:
+        json.loads(event.payload)
+        raise AssertionError
+
+    failing = dispatcher(Recorder(), transform=transform)
+    run(failing, "a:k", "b:l")
+    run(failing, "c:m")
+
+    assert caplog.records == []
+    [(cause, told)] = failing.trouble.found.items()
+    assert (cause, told["count"], told["over"]) == ("transform failed: source", 3, False)
+    line = transform.__code__.co_firstlineno + 1
+    assert told["text"].startswith("JSONDecodeError: Expecting value: line 1 column 1 (char 0) ")
+    assert told["text"].endswith(f"(in test_dispatch.py:{line} transform, event {UUID(int=0)})")
 
 
 def test_an_event_without_a_route_is_dead() -> None:
