@@ -1,7 +1,7 @@
 """Health, stats and metrics over HTTP, beside the relay.
 
 /healthz   200 while the loops are alive, else 503
-/readyz    200 while database and destinations answer, else 503 with the reasons
+/readyz    200 while sources can be claimed from, events move and destinations answer, else 503 with the reasons
 /stats     the state of sources, lanes and destinations as JSON
 /metrics   everything counted, for Prometheus
 """
@@ -36,7 +36,7 @@ except ImportError as error:
 INDEX = f"""outspark {__version__}
 
 /healthz   are the loops alive
-/readyz    do database and destinations answer
+/readyz    can sources be claimed from, do events move, do destinations answer
 /stats     sources, lanes and destinations, as JSON
 /metrics   for Prometheus
 """
@@ -50,7 +50,11 @@ class RelayView(Protocol):
         ...
 
     def ready(self) -> list[str]:
-        """Which database or destination does not answer, and why; empty when all do."""
+        """What keeps events from moving, and why: a database, a destination, a topic. Empty when all is well."""
+        ...
+
+    def stuck(self) -> list[str]:
+        """Where all is well by `ready` and events get nowhere. Costs nothing: it is looked for all the time."""
         ...
 
     def stats(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def create_app(view: RelayView, check_interval: timedelta = timedelta(seconds=5)
         return _verdict(view.healthy())
 
     def readyz(request: Request) -> Response:
-        return _verdict(ready())
+        return _verdict([*ready(), *view.stuck()])
 
     def stats(request: Request) -> Response:
         return JSONResponse(view.stats())

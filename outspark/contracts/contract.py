@@ -72,11 +72,14 @@ class LaneStatements:
     | waiting     | slots                                                       | id, key, seconds until due  |
     | parked      | slots                                                       | keys behind a dead event    |
     | next_due    | none                                                        | seconds to the next schedule |
+    | oldest      | slots, park                                                 | id, seconds due, in flight  |
 
     `deliver_all` settles a whole batch, which may be found by its lease; `pack` makes a parameter of ids for both.
     The fence is `source, slots, epochs`: a settle changes nothing unless every slot still has that epoch.
     `adopt` gives back what a vanished owner had claimed; under `lease = "slot"`, where a claim leaves no mark,
     `suspects` and `count` stand in for it.
+    `oldest` is for the driver: the due event that is to go out next, but for those that wait behind one that failed,
+    and whether a claim marks any event as being in somebody's hands.
     """
 
     claim: str
@@ -90,6 +93,7 @@ class LaneStatements:
     waiting: str
     parked: str
     next_due: str
+    oldest: str
     pack: Callable[[Sequence[str]], object]
     read: Callable[[Sequence[tuple[Any, ...]]], list[Event]]
     """The events of a claim, in the order to publish them."""

@@ -99,6 +99,17 @@ OWNED = """\
 SELECT count(*) FROM {slots_table}
 WHERE source = %(source)s AND NOT clean AND strpos(owner, %(instance)s) > 0"""
 
+HELD = """\
+-- Which slots of this outbox somebody holds, here or elsewhere, and in which session
+SELECT objid::int, pid FROM pg_catalog.pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%(class)s::bigint & 4294967295)::oid
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+OURS = """\
+-- Which slots one run of a relay had last, by its instance, and whether it has left them. Those of a vanished owner
+-- that it waits for are not among them.
+SELECT slot, clean FROM {slots_table} WHERE source = %(source)s AND strpos(owner, %(instance)s) > 0"""
+
 LAYOUT = """\
 -- Announce into how many slots we split the keys, and look for a relay that splits them otherwise.
 SELECT pg_advisory_lock_shared(%(class)s::int, %(count)s::int),

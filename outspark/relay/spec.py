@@ -41,8 +41,13 @@ class HostedSpec:
     @property
     def baton(self) -> tuple[int, int]:
         """The lock that a lane's shifts hand over: only its holder works."""
-        unsigned = zlib.crc32(f"outspark/baton/{self.instance}".encode())
-        return (unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned), self.lane
+        return baton_class(self.instance), self.lane
+
+
+def baton_class(instance: str) -> int:
+    """The class of the locks that the lanes of one run hold."""
+    unsigned = zlib.crc32(f"outspark/baton/{instance}".encode())
+    return unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

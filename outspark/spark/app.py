@@ -143,6 +143,9 @@ class LanesApp(ABC):
     @abstractmethod
     def ready(self) -> list[str]: ...
 
+    def stuck(self) -> list[str]:
+        return []
+
     @abstractmethod
     def drained(self) -> bool:
         """Is there nothing left to do, for now?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from outspark.relay.shedlock import relay_lock
 from outspark.settings import Settings, SourceSettings
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
+from outspark.spark.patience import Patience
 from outspark.spark.progress import Progress
 from outspark.spark.refusals import Preflight
 
@@ -52,14 +53,17 @@ class Monitor:
     """Connections of their own, so that a look need not wait for a count."""
     _publishers: dict[str, Publisher] = field(default_factory=dict)
     _well: set[str] = field(default_factory=set)
-    _progress: Progress = field(init=False)
+    _watching: Databases = field(init=False)
+    """And so that neither waits for a look at what moves, which may read all that is due."""
+    _progress: dict[str, Progress] = field(default_factory=dict)
+    _stuck: dict[str, list[str]] = field(default_factory=dict)
     _identities: Identities = field(default_factory=lambda: Identities("sources"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         name = f"outspark {self.settings.relay.id} driver"
         self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
-        self._progress = Progress(self.settings)
+        self._watching = Databases(f"{name} watching", COUNT_PATIENCE)
 
     def preflight(self) -> None:
         """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
@@ -73,13 +77,8 @@ class Monitor:
                 preflight.failed(name, error)
         preflight.refuse()
 
-    def problems(
-        self, tally: Tally | None = None, lanes: Iterable[str] = (), closed: Sequence[str] = ()
-    ) -> list[str]:
-        """Why the relay is not ready. `lanes` are the problems that lanes told of, for what is stuck.
-
-        Where something is `closed`, events wait for it, and that nothing moves says no more.
-        """
+    def problems(self) -> list[str]:
+        """Which source or destination does not answer or lets us in, and why."""
         found = []
         looks = self._databases.each(self._urls(), lambda name: self._look(name, self.settings.sources[name]))
         for name, answer in looks.items():
@@ -91,25 +90,27 @@ class Monitor:
             except OutsparkError as error:
                 # Most publishers say who they are.
                 found.append(f"destination {name}: {line(error).removeprefix(f'destination {name}: ')}")
-        if found or closed:
-            self._progress.forget()
-            return found
-        return [*self._stuck(tally or Tally(), lanes)]
+        return found
 
-    def _stuck(self, tally: Tally, lanes: Iterable[str]) -> Iterator[str]:
-        """Where all is well to look at, and still nothing moves."""
-        for name, source in self.settings.sources.items():
-            settled = tally.value(metrics.EVENTS_TOTAL, source=name)
-            try:
-                owned = self._owned(name) if source.ordering == "key" else 0
-                with self._use(source) as conn:
-                    table = resolve(conn, TableName.parse(source.table))
-                    problem = self._progress.problem(conn, name, source, table, owned, settled)
-            except (psycopg.Error, OutsparkError) as error:
-                problem = line(error)
-            if problem:
-                why = "".join(f"; a lane says: {one}" for one in dict.fromkeys(lanes))
-                yield f"source {name}: {problem}{why}"
+    def watch(self, tally: Tally) -> None:
+        """Look whether events move. A source that does not answer has nothing to say about that."""
+        answers = self._watching.each(self._urls(), lambda name: self._watch(name, tally))
+        self._stuck = {name: [] if isinstance(one, Exception) else one for name, one in answers.items()}
+
+    def forget(self) -> None:
+        """Where something is known to be wrong, events wait for it, and that nothing moves says no more."""
+        self._stuck = {}
+        for progress in list(self._progress.values()):
+            progress.forget()
+
+    def stuck(self, lanes: Iterable[str] = ()) -> list[str]:
+        """Where all is well to look at and still nothing moves. `lanes` are the problems that lanes told of."""
+        why = "".join(f"; a lane says: {one}" for one in dict.fromkeys(lanes))
+        return [f"source {name}: {one}{why}" for name, every in self._stuck.items() for one in every]
+
+    @property
+    def look_interval(self) -> float:
+        return self._patience().look
 
     def stats(self) -> dict[str, Stats | str]:
         """Per source, or why there are none."""
@@ -164,6 +165,7 @@ class Monitor:
     def close(self) -> None:
         self._databases.close()
         self._counting.close()
+        self._watching.close()
         with self._lock:
             for publisher in self._publishers.values():
                 publisher.close()
@@ -232,6 +234,19 @@ class Monitor:
                 statement, {"source": str(table), "instance": f"instance={self.instance}"}
             ).fetchone()
             return int(row[0]) if row else 0
+
+    def _watch(self, name: str, tally: Tally) -> list[str]:
+        source = self.settings.sources[name]
+        if name not in self._progress:
+            self._progress[name] = Progress(source, self.instance, self._patience())
+        settled = tally.value(metrics.EVENTS_TOTAL, source=name)
+        with self._watching.use(source.url.get_secret_value()) as conn:
+            table = resolve(conn, TableName.parse(source.table))
+            return self._progress[name].problems(conn, table, settled)
+
+    def _patience(self) -> Patience:
+        publishers = [self._publisher(name) for name in self.settings.destinations]
+        return Patience(self.settings, all(publisher.keeps_order for publisher in publishers))
 
     def _release_lock(self, name: str) -> None:
         source = self.settings.sources[name]

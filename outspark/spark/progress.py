@@ -3,118 +3,166 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
 from outspark import contracts
+from outspark.contracts import slots as slot_statements
 from outspark.contracts.names import TableName, lock_class
-from outspark.contracts.upkeep import Stats
-from outspark.relay.lane import LEAD
-from outspark.settings import Settings, SourceSettings
+from outspark.relay.spec import baton_class
+from outspark.settings import SourceSettings
+from outspark.spark.patience import START, Patience
 
-HELD = """\
--- How many slots of this outbox somebody owns, here or elsewhere
-SELECT count(*) FROM pg_catalog.pg_locks
-WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%(class)s::bigint & 4294967295)::oid
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+SILENT = """\
+-- Lanes that hold their baton and have asked for nothing for long, or wait for what somebody else has locked
+SELECT l.pid, l.objid::int, extract(epoch FROM clock_timestamp() - s.state_change)::float8,
+  split_part(ltrim(s.query, E'- \n'), E'\n', 1), s.wait_event_type = 'Lock' AND s.state = 'active'
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity s ON s.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+  AND l.classid = (%(class)s::bigint & 4294967295)::oid
+  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+  AND s.state_change < clock_timestamp() - %(seconds)s * interval '1 second'
+ORDER BY l.objid"""
 
-INTERVALS = 3
-"""Looks without progress until it is told."""
-REST = 20
+LOCK_TIMEOUT = """\
+-- Wait only so long for whoever has locked a whole table
+SELECT set_config('lock_timeout', %(milliseconds)s::text, false)"""
+
+REST = 10
 """How many times as long as a look took the next one is put off, so that a large table is not read all the time."""
-MOVED = 0.5
-"""Seconds that the oldest due event has to be younger to count as another one."""
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The last look that found progress. `oldest` is when the oldest due event became so, on the monotonic clock."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The event that is next, since when it is, and since when nothing was seen in flight meanwhile."""
 
-    at: float
-    oldest: float
-    pending: int
+    id: str
+    since: float
+    idle_since: float | None
     settled: float
 
 
 @dataclass(slots=True)
 class Progress:
-    settings: Settings
-    _seen: dict[str, _Seen] = field(default_factory=dict)
-    _next: dict[str, float] = field(default_factory=dict)
-    _told: dict[str, str] = field(default_factory=dict)
+    """Of one source. For one thread."""
+
+    source: SourceSettings
+    instance: str
+    patience: Patience
+    _started: float = field(default_factory=time.monotonic)
+    _begun: bool = False
+    """Has a lane of ours been at work?"""
+    _free: dict[int, float] = field(default_factory=dict)
+    """Slots that nobody holds though events are due, and since when."""
+    _head: _Head | None = None
+    _next: float = 0.0
+    _told: list[str] = field(default_factory=list)
 
     def forget(self) -> None:
         """Events wait for a reason that is told already; they have all their time again afterwards."""
-        self._seen.clear()
-        self._told.clear()
+        self._free.clear()
+        self._head = None
+        self._told = []
 
-    def problem(
-        self,
-        conn: psycopg.Connection[Any],
-        name: str,
-        source: SourceSettings,
-        table: TableName,
-        owned: int,
-        settled: float,
-    ) -> str:
-        """Why it is not ready, or nothing. `owned` slots are this run's, and so are `settled` events so far."""
+    def problems(self, conn: psycopg.Connection[Any], table: TableName, settled: float) -> list[str]:
+        """Why it is not ready. `settled` is what this run has brought home of all that its lanes tried."""
         now = time.monotonic()
-        if now < self._next.get(name, 0.0):
-            return self._told.get(name, "")
-        try:
-            stats = contracts.get(source.contract).upkeep(table).stats(conn, exact=False)
-        except psycopg.DataError:
-            # A time that the driver cannot read, such as infinity: nothing can be said.
-            return ""
-        held = self._held(conn, table) if source.ordering == "key" else 1
-        self._next[name] = now + REST * (time.monotonic() - now)
-        self._told[name] = self._judge(now, name, source, stats, held, owned, settled)
-        return self._told[name]
+        if now >= self._next:
+            conn.execute(LOCK_TIMEOUT, {"milliseconds": round(500 * self.patience.interval)})
+            try:
+                self._told = list(self._look(conn, table, settled, now))
+            except psycopg.errors.LockNotAvailable:
+                self._told = ["its table is locked as a whole, so that nobody can claim from it"]
+            self._next = now + REST * (time.monotonic() - now)
+        return self._told
 
-    def _judge(
-        self,
-        now: float,
-        name: str,
-        source: SourceSettings,
-        stats: Stats,
-        held: int,
-        owned: int,
-        settled: float,
-    ) -> str:
-        behind = stats.due_age.total_seconds() if stats.due_age is not None else 0.0
-        patience = INTERVALS * self.settings.server.health_check_interval.total_seconds()
-        if held:
-            # Lanes tell what they settled at the end of each shift.
-            patience += 2 * (self.settings.relay.shift.total_seconds() + LEAD)
-        seen = self._seen.get(name)
-        oldest = now - behind
-        if (
-            seen is None
-            or behind < patience
-            or settled > seen.settled
-            or stats.pending < seen.pending
-            or oldest > seen.oldest + MOVED
-            or (held and _may_wait(source, stats, owned))
-        ):
-            self._seen[name] = _Seen(now, oldest, stats.pending, settled)
-            return ""
-        seen.pending = stats.pending
-        if now - seen.at < patience:
-            return ""
-        who = "no lane owns a slot of it" if not held else "its lanes deliver nothing"
-        return f"{who}, and an event has been due for {behind:.0f} s"
+    def _look(
+        self, conn: psycopg.Connection[Any], table: TableName, settled: float, now: float
+    ) -> Iterator[str]:
+        every = set(range(self.source.slots))
+        oldest = contracts.get(self.source.contract).lane_statements(table, self.source, conn).oldest
+        if self.source.ordering == "none":
+            yield from self._judge_lanes(conn, None)
+            yield from self._judge_head(self._oldest(conn, oldest, every), settled, now)
+            return
+        rows = conn.execute(slot_statements.HELD, {"class": lock_class("slot", table)}).fetchall()
+        held = dict(rows)
+        ours = self._ours(conn, table) & held.keys()
+        lanes = list(self._judge_lanes(conn, {held[slot] for slot in ours}))
+        yield from lanes
+        yield from self._judge_free(conn, oldest, every - held.keys(), now)
+        if not lanes:
+            yield from self._judge_head(self._oldest(conn, oldest, ours), settled, now)
 
-    def _held(self, conn: psycopg.Connection[Any], table: TableName) -> int:
-        row = conn.execute(HELD, {"class": lock_class("slot", table)}).fetchone()
-        return int(row[0]) if row else 0
+    def _judge_lanes(self, conn: psycopg.Connection[Any], working: set[int] | None) -> Iterator[str]:
+        """Lanes of ours; with `working` only those sessions, since who waits for a vanished owner asks for nothing."""
+        interval, longest = self.patience.interval, self.patience.silent
+        parameters = {"class": baton_class(self.instance), "seconds": interval}
+        for pid, lane, seconds, last, blocked in conn.execute(SILENT, parameters):
+            if working is not None and pid not in working:
+                continue
+            if blocked:
+                yield f"lane {lane} has waited for a lock for {seconds:.0f} s, in: {last}"
+            elif seconds >= longest:
+                yield f"lane {lane} has not come round for {seconds:.0f} s, after: {last}"
 
+    def _judge_free(
+        self, conn: psycopg.Connection[Any], oldest: str, free: set[int], now: float
+    ) -> Iterator[str]:
+        """Slots whose events nobody can claim. Those of other relays are for them to tell of."""
+        head = self._oldest(conn, oldest, free)
+        if head is None or not (self._begun or now - self._started >= START):
+            self._free.clear()
+            return
+        self._free = {slot: self._free.get(slot, now) for slot in free}
+        long = [
+            slot for slot, since in self._free.items() if now - since >= self.patience.unowned(self.source)
+        ]
+        if long and (longest := self._oldest(conn, oldest, set(long))) is not None:
+            which = ", ".join(map(str, sorted(long)))
+            whole = len(long) == self.source.slots
+            what = "a slot of it" if whole else f"its slots {which}"
+            yield f"no lane owns {what}, and an event has been due for {longest[1]:.0f} s"
 
-def _may_wait(source: SourceSettings, stats: Stats, owned: int) -> bool:
-    """Another relay may own the slots; and what is due may wait its turn behind an event of its key that failed."""
-    if source.ordering == "key" and not owned:
-        return True
-    parked = source.on_dead == "park" and stats.dead > 0
-    # A jEAP outbox does not show what has failed and is tried again.
-    return stats.backoff > 0 or parked or source.contract == "jeap"
+    def _judge_head(self, found: tuple[str, float, bool] | None, settled: float, now: float) -> Iterator[str]:
+        """The event that goes out next is another one after each batch, where lanes deliver."""
+        if found is None:
+            self._head = None
+            return
+        id, seconds, in_flight = found
+        head = self._head
+        unknown = self.source.contract == "jeap"
+        if head is None or head.id != id or (unknown and settled != head.settled):
+            head = _Head(id, now, now, settled)
+        # Under `lease = "row"` a batch is marked while it is published.
+        idle = self.source.lease == "row" and not in_flight
+        idle_since = (head.idle_since or now) if idle else None
+        self._head = head = _Head(id, head.since, idle_since, head.settled)
+        patience = self.patience.unknown(self.source) if unknown else self.patience.still(self.source)
+        resting = idle_since is not None and now - idle_since >= self.patience.unclaimed(self.source)
+        if resting or now - head.since >= patience:
+            yield f"its lanes deliver nothing, and an event has been due for {seconds:.0f} s"
+
+    def _ours(self, conn: psycopg.Connection[Any], table: TableName) -> set[int]:
+        """The slots that this run works on, if it has got its table yet."""
+        name = slot_statements.slots_table(table).identifier.as_string(conn)
+        row = conn.execute(slot_statements.EXISTS, {"name": name}).fetchone()
+        if row is None or not row[0]:
+            return set()
+        statement = slot_statements.compose(slot_statements.OURS, table).encode()
+        parameters = {"source": str(table), "instance": f"instance={self.instance}"}
+        rows = conn.execute(statement, parameters).fetchall()
+        self._begun = self._begun or bool(rows)
+        return {slot for slot, clean in rows if not clean}
+
+    def _oldest(
+        self, conn: psycopg.Connection[Any], statement: str, slots: set[int]
+    ) -> tuple[str, float, bool] | None:
+        if not slots:
+            return None
+        parameters = {"slots": sorted(slots), "park": self.source.on_dead == "park"}
+        found: tuple[str, float, bool] | None = conn.execute(statement.encode(), parameters).fetchone()
+        return found

@@ -31,6 +31,8 @@ class RelayApp(LanesApp):
         """Lane -> destinations that were down for it when its last shift ended, and why."""
         self.closed = Closed()
         self._lane_problems: dict[int, list[str]] = {}
+        self._unwell = False
+        """Was something wrong when readiness was last asked for?"""
         super().__init__(settings, instance, specs)
 
     @property
@@ -39,9 +41,13 @@ class RelayApp(LanesApp):
         return {name: reason for lane in self._open_breakers.values() for name, reason in lane.items()}
 
     def ready(self) -> list[str]:
-        closed = self.closed.problems()
-        told = [problem for problems in self._lane_problems.values() for problem in problems]
-        return [*self.monitor.problems(self.tally, told, closed), *closed]
+        found = [*self.monitor.problems(), *self.closed.problems()]
+        self._unwell = bool(found)
+        return found
+
+    def stuck(self) -> list[str]:
+        told = [problem for problems in list(self._lane_problems.values()) for problem in problems]
+        return [] if self._unwell else self.monitor.stuck(told)
 
     def drained(self) -> bool:
         return self.monitor.drained()
@@ -80,8 +86,17 @@ class RelayApp(LanesApp):
         housekeeper = Housekeeper.of(self.settings.sources, holder(self.settings.relay.id, self.instance))
         return {
             **super()._beside(),
+            "progress": self._watch_progress,
             **({} if housekeeper is None else {"housekeeping": housekeeper.run}),
         }
+
+    def _watch_progress(self, stopping: threading.Event) -> None:
+        """Looks between requests, too: that nothing moves is only seen from look to look."""
+        while not stopping.wait(self.monitor.look_interval):
+            if self._unwell or self.closed.all():
+                self.monitor.forget()
+            else:
+                self.monitor.watch(self.tally)
 
     def _ended(self, *, all_lanes: bool) -> None:
         if all_lanes and self._threads:

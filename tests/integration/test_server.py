@@ -25,6 +25,7 @@ class View:
 
     loops: list[str] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
+    unmoved: list[str] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     checks: int = 0
 
@@ -34,6 +35,9 @@ class View:
     def ready(self) -> list[str]:
         self.checks += 1
         return self.parts
+
+    def stuck(self) -> list[str]:
+        return self.unmoved
 
     def stats(self) -> dict[str, Any]:
         return {"sources": {"orders": {"pending": 3}}}
@@ -82,6 +86,13 @@ def test_what_is_wrong_is_said_with_503(server: ServerThread, view: View) -> Non
     status, text = get(server, "/readyz")
     assert status == 503
     assert json.loads(text)["problems"] == view.parts
+
+
+def test_what_stands_still_is_told_whenever_the_rest_was_checked(server: ServerThread, view: View) -> None:
+    assert get(server, "/readyz")[0] == 200
+    view.unmoved = ["source orders: its lanes deliver nothing"]
+    status, text = get(server, "/readyz")
+    assert (status, json.loads(text)["problems"], view.checks) == (503, view.unmoved, 1)
 
 
 def test_many_probes_cost_one_check(server: ServerThread, view: View) -> None:

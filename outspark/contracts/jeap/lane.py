@@ -144,6 +144,19 @@ SELECT """ + seconds_until("""(
   ORDER BY e.schedule_after LIMIT 1)""")
 
 
+# Nothing in the table says that a message failed before, so it may be one that waits for its next try.
+_OLDEST = """
+-- The message that is to go out next, but for those behind a failed one that is to hold them back
+SELECT e.id::text, (extract(epoch FROM clock_timestamp() - greatest(e.created, e.schedule_after)))::float8, false
+FROM {table} e
+WHERE {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
+  AND {slot} = ANY(%(slots)s::int[])
+  AND {order_key} NOT IN (
+    SELECT {order_key} FROM {table} e WHERE e.failed IS NOT NULL AND e.resend IS NOT TRUE AND %(park)s::bool)
+ORDER BY e.id LIMIT 1
+"""
+
+
 def lane_statements(
     table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
 ) -> LaneStatements:
@@ -197,6 +210,7 @@ def lane_statements(
         waiting=text(_NONE_WAITING),
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
+        oldest=text(_OLDEST),
         pack=text_array,
         read=read,
         low_water=False,

@@ -213,6 +213,26 @@ SELECT """ + seconds_until("""(
   ORDER BY e.scheduled_at LIMIT 1)""")
 
 
+# What was tried before goes out again at its own time, and what stands behind it waits. As above, the index of what is
+# due is not in order, and the scan of it is kept from being planned as a walk through all that is completed.
+_NEXT = """
+-- The due event that is to go out next, of those that nothing holds back
+SELECT d.id::text, d.seconds, EXISTS (
+  SELECT 1 FROM {table} f WHERE f.status = 'pending' AND f.locked_at IS NOT NULL)
+FROM (
+  SELECT e.id, e.created_at, -{until_due} AS seconds FROM {table} e
+  WHERE {free} AND e.scheduled_at <= now() AND e.attempts_made = 0 AND e.last_error IS NULL
+    AND {slot} = ANY(%(slots)s::int[])
+    AND e.partition_key NOT IN (
+      SELECT e.partition_key FROM {table} e WHERE {free} AND (e.attempts_made > 0 OR e.last_error IS NOT NULL)
+      UNION ALL SELECT e.partition_key FROM {table} e
+      WHERE e.status = 'pending' AND e.locked_at IS NOT NULL AND (e.attempts_made > 0 OR e.last_error IS NOT NULL)
+      UNION ALL SELECT e.partition_key FROM {table} e WHERE e.status = 'failed' AND %(park)s::bool)
+  OFFSET 0
+) d ORDER BY d.created_at, d.id LIMIT 1
+"""
+
+
 def lane_statements(
     table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
 ) -> LaneStatements:
@@ -236,6 +256,7 @@ def lane_statements(
         waiting=text(_WAITING),
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
+        oldest=text(_NEXT),
         pack=Uuids,
         read=_read,
         low_water=owned,

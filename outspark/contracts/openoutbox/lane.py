@@ -199,6 +199,23 @@ SELECT """ + seconds_until("""(
   ORDER BY e.available_at LIMIT 1)""")
 
 
+# What was tried before goes out again at its own time, and what stands behind it waits.
+_OLDEST = """
+-- The due event that is to go out next, of those that nothing holds back
+SELECT e.event_id::text, -{until_due}, EXISTS (SELECT 1 FROM {table} f WHERE f.status = 'DELIVERING')
+FROM {table} e
+WHERE e.status = 'PENDING' AND e.available_at <= now() AND e.attempts = 0 AND {slot} = ANY(%(slots)s::int[])
+  AND (e.partition_key IS NULL OR e.partition_key NOT IN (
+    SELECT t.partition_key FROM {table} t
+    WHERE t.status = 'PENDING' AND t.attempts > 0 AND t.partition_key IS NOT NULL
+    UNION ALL SELECT t.partition_key FROM {table} t
+    WHERE t.status = 'DELIVERING' AND t.attempts > 0 AND t.partition_key IS NOT NULL
+    UNION ALL SELECT t.partition_key FROM {table} t
+    WHERE t.status = 'DEAD' AND t.partition_key IS NOT NULL AND %(park)s::bool))
+ORDER BY e.created_at, e.event_id LIMIT 1
+"""
+
+
 def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
     """Compose the statements for one way of working: competing, or owning slots with leases on rows or on slots."""
     owned, marked = settings.ordering == "key", settings.lease == "row"
@@ -237,6 +254,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         waiting=text(_WAITING),
         parked=text(_PARKED),
         next_due=text(_NEXT_DUE),
+        oldest=text(_OLDEST),
         pack=Uuids,
         read=_read,
     )

@@ -4,88 +4,230 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
 
+from outspark.contracts.names import TableName
 from outspark.event import Message
+from outspark.metrics import EVENTS_TOTAL, Tally
 from outspark.outcome import Outcome, Retry
+from outspark.relay.connection import connect
+from outspark.relay.lane import Lane
+from outspark.relay.owner import Owner
+from outspark.relay.slots import Slots
+from outspark.relay.spec import share_out
 from outspark.spark.monitor import Monitor
-from tests.integration.relay.place import Broker, Place
+from tests.databases import Database
+from tests.integration.relay.jeap_place import JeapPlace
+from tests.integration.relay.omnibox_place import OmniboxPlace, open_omnibox_place
+from tests.integration.relay.place import Broker, Place, close_place
 from tests.waiting import wait_for
+
+INTERVAL = 2.0
+LEASES = pytest.mark.parametrize("lease", ["row", "slot"])
 
 
 @dataclass(slots=True)
-class Hanging(Broker):
-    """Answers nothing until it is let go."""
+class Slow(Broker):
+    """Answers only when it is let go, or after a while."""
 
+    seconds: float = 20.0
     let_go: threading.Event = field(default_factory=threading.Event)
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
-        self.let_go.wait(20)
+        self.let_go.wait(self.seconds)
         return Broker.publish(self, messages, timeout)
 
 
 @contextmanager
-def watching(place: Place, instance: str = "one") -> Iterator[Monitor]:
-    """A driver with short intervals: 0.15 s without an owner are too long, or 2.3 s without a delivery."""
+def watching(
+    place: Place, instance: str = "one", tally: Tally | None = None
+) -> Iterator[Callable[[], list[str]]]:
+    """A driver; each call looks at what moves and answers what it has to say. `tally` is what shifts reported."""
     settings = place.settings()
+    interval = {"health_check_interval": timedelta(seconds=INTERVAL)}
     settings = settings.model_copy(
         update={
             "relay": settings.relay.model_copy(update={"shift": timedelta(milliseconds=50)}),
-            "server": settings.server.model_copy(
-                update={"health_check_interval": timedelta(milliseconds=50)}
-            ),
+            "server": settings.server.model_copy(update=interval),
         }
     )
     monitor = Monitor(settings, instance, f"outspark_{instance}")
+
+    def look() -> list[str]:
+        monitor.watch(tally or Tally())
+        return monitor.stuck()
+
     try:
-        yield monitor
+        yield look
     finally:
         monitor.close()
 
 
-def assert_ready(monitor: Monitor, seconds: float) -> None:
+@contextmanager
+def idle_owner(place: Place) -> Iterator[None]:
+    """Whoever owns all slots in the name of the relay and does not work on them."""
+    settings = place.settings().sources["outbox"]
+    conn = connect(place.database.url, "idle")
+    table = TableName(settings.table, "public")
+    slots = Slots(conn, table, (0, 1), settings.slots, Owner.here("test", "one", 0))
+    slots.prepare()
+    assert len(slots.take()) == 2
+    yield
+    conn.close()
+
+
+def told_after(look: Callable[[], list[str]], timeout: float = 15.0) -> tuple[str, float]:
+    """The one thing that is told, and after how many seconds."""
+    started = time.monotonic()
+    wait_for(lambda: bool(look()), timeout=timeout, what="a problem")
+    (problem,) = look()
+    return problem, time.monotonic() - started
+
+
+def assert_ready(look: Callable[[], list[str]], seconds: float) -> None:
     """At every look for this long: that something never comes cannot be waited for."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        assert monitor.problems() == []
+        assert look() == []
 
 
-def test_a_source_that_no_lane_owns_is_not_ready_while_events_are_due(place: Place) -> None:
-    with place.working():
-        wait_for(lambda: bool(place.ask("SELECT to_regclass('outspark_slots')")[0][0]), what="our table")
-    with watching(place) as monitor:
-        assert_ready(monitor, 0.5)
-        place.enqueue("a", key="k")
-        wait_for(lambda: bool(monitor.problems()), what="a problem")
-        (problem,) = monitor.problems(lanes=["why"])
+def test_a_source_that_no_lane_owns_is_told_within_an_interval(place: Place) -> None:
+    with watching(place) as look:
+        place.enqueue("before", key="k")
+        # Lanes that have not been started yet own nothing.
+        assert_ready(look, INTERVAL)
+        with place.working():
+            wait_for(lambda: look() == [] and not place.waiting(), what="a lane at work")
+        place.enqueue("after", key="k")
+        problem, seconds = told_after(look)
         assert problem.startswith("source outbox: no lane owns a slot of it, and an event has been due for ")
-        assert problem.endswith(" s; a lane says: why")
+        assert seconds < INTERVAL
         place.work_to_the_end()
-        wait_for(lambda: monitor.problems() == [], what="readiness")
+        wait_for(lambda: look() == [], what="readiness")
 
 
-def test_lanes_that_deliver_nothing_are_not_ready(place: Place) -> None:
-    place.source["lease"] = "slot"
-    hanging = place.brokers["broker"] = Hanging()
+def test_slots_that_one_lane_should_own_are_told_while_another_lane_works(place: Place) -> None:
+    place.relay["lanes"] = 2
+    first, _ = share_out(place.settings(), "one", {})
+    with place.working(Lane(first, place.destinations())), watching(place) as look:
+        for key in "abcdefgh":
+            place.enqueue(key, key=key)
+        problem, _ = told_after(look)
+    assert problem.startswith("source outbox: no lane owns its slots 1, and an event has been due for ")
+    assert place.broker.delivered()
+
+
+@LEASES
+def test_a_lane_that_hangs_is_told(place: Place, lease: str) -> None:
+    place.source["lease"] = lease
+    slow = place.brokers["broker"] = Slow()
     place.timeout = 20.0
+    place.destination["publish_timeout"] = "1s"
     place.enqueue("a", key="k")
-    with place.working(), watching(place) as monitor, watching(place, "two") as standby:
+    with place.working(), watching(place) as look, watching(place, "two") as standby:
         # Another relay owns the slots of the second: it is for that one to tell.
-        wait_for(lambda: standby.problems() == [] and bool(monitor.problems()), what="a problem")
-        (problem,) = monitor.problems()
-        assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
-        assert standby.problems() == []
-        hanging.let_go.set()
-        wait_for(lambda: monitor.problems() == [], what="readiness")
+        wait_for(lambda: standby() == [] and bool(look()), what="a problem")
+        (problem,) = look()
+        assert problem.startswith("source outbox: lane 0 has not come round for 2 s, after: ")
+        assert standby() == []
+        slow.let_go.set()
+        wait_for(lambda: look() == [], what="readiness")
+
+
+def test_a_lane_that_waits_for_a_lock_is_told(place: Place) -> None:
+    place.enqueue("a", key="k")
+    other = place.database.connect()
+    with watching(place) as look, other.transaction():
+        other.execute("SELECT 1 FROM openoutbox_events FOR UPDATE")
+        with place.working():
+            problem, _ = told_after(look)
+            other.execute("COMMIT")
+            wait_for(lambda: look() == [], what="readiness")
+        other.execute("BEGIN")
+    assert problem.startswith(
+        "source outbox: lane 0 has waited for a lock for 2 s, in: Claim the next events "
+    )
+
+
+def test_a_table_that_is_locked_as_a_whole_holds_nobody_up(place: Place) -> None:
+    other = place.database.connect()
+    with watching(place) as look, other.transaction():
+        look()
+        other.execute("LOCK TABLE openoutbox_events IN ACCESS EXCLUSIVE MODE")
+        problem, seconds = told_after(look)
+    assert problem == "source outbox: its table is locked as a whole, so that nobody can claim from it"
+    assert seconds < 2 * INTERVAL
+
+
+@LEASES
+def test_an_event_in_backoff_hides_no_other_that_stands_still(place: Place, lease: str) -> None:
+    place.source["lease"] = lease
+    place.destination["publish_timeout"] = "1s"
+    place.enqueue("tried", "behind it", key="k")
+    place.set("tried", attempts=1, available_at="infinity")
+    with idle_owner(place), watching(place) as look:
+        assert_ready(look, 2 * INTERVAL)
+        place.enqueue("other", key="l")
+        problem, seconds = told_after(look)
+    assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
+    assert seconds < INTERVAL + 1.5
+
+
+@pytest.fixture
+def omnibox(database: Database) -> Iterator[OmniboxPlace]:
+    place = open_omnibox_place(database)
+    yield place
+    close_place(place)
+
+
+def test_an_event_in_backoff_hides_no_other_on_omnibox(omnibox: OmniboxPlace) -> None:
+    omnibox.destination["publish_timeout"] = "1s"
+    omnibox.write("1", key="k")
+    omnibox.conn.execute(
+        "UPDATE outbox_events SET last_error = 'no', scheduled_at = now() + interval '1 day'"
+    )
+    omnibox.write("2", key="k")
+    with idle_owner(omnibox), watching(omnibox) as look:
+        assert_ready(look, 2 * INTERVAL)
+        omnibox.write("3", key="l")
+        problem, _ = told_after(look)
+    assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
+
+
+def test_jeap_messages_that_stand_still_are_told_later(jeap: JeapPlace) -> None:
+    jeap.destination["publish_timeout"] = "1s"
+    jeap.send("a", key=b"k")
+    with idle_owner(jeap), watching(jeap) as look:
+        # Nothing tells whether it waits for its next try, so that it is given the time of the longest wait.
+        assert_ready(look, INTERVAL)
+        problem, _ = told_after(look)
+    assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
+
+
+def test_a_jeap_message_that_fails_again_and_again_is_no_reason(jeap: JeapPlace) -> None:
+    jeap.destination["publish_timeout"] = "1s"
+    jeap.broker.answers["a"] = [Retry("no")] * 10_000
+    jeap.send("a", "behind it", key=b"k")
+    tally = Tally()
+    with jeap.working() as lane, watching(jeap, tally=tally) as look:
+        wait_for(lambda: lane.tally.value(EVENTS_TOTAL, source="outbox") > 0, what="a try")
+
+        def report_and_look() -> list[str]:
+            tally.merge(Tally.from_json(lane.tally.to_json()))
+            return look()
+
+        assert_ready(report_and_look, 8.0)
+    assert jeap.broker.delivered() == []
 
 
 @pytest.mark.parametrize("kept", ["in backoff", "parked"])
 def test_events_that_wait_behind_one_that_failed_are_no_reason(place: Place, kept: str) -> None:
+    place.destination["publish_timeout"] = "1s"
     place.source["retry"] = {
         "base_delay": "1h",
         "max_delay": "1h",
@@ -94,7 +236,20 @@ def test_events_that_wait_behind_one_that_failed_are_no_reason(place: Place, kep
     place.source["on_dead"] = "park"
     place.broker.answers["a"] = [Retry("no")]
     place.enqueue("a", "b", key="k")
-    with place.working(), watching(place) as monitor:
+    with place.working(), watching(place) as look:
         wait_for(lambda: "a" in place.broker.published(), what="the first try")
-        assert_ready(monitor, 3.0)
+        assert_ready(look, 2 * INTERVAL)
     assert place.broker.delivered() == []
+
+
+@LEASES
+def test_a_backlog_that_is_worked_off_slowly_is_no_reason(place: Place, lease: str) -> None:
+    place.source |= {"lease": lease, "batch_size": 1}
+    place.brokers["broker"] = Slow(seconds=0.8)
+    place.destination["publish_timeout"] = "1s"
+    for number in range(20):
+        place.enqueue(str(number), key=f"k{number % 3}")
+    place.conn.execute("UPDATE openoutbox_events SET available_at = now() - interval '1 day'")
+    with place.working(), watching(place) as look:
+        assert_ready(look, 3 * INTERVAL)
+    assert 2 < len(place.broker.delivered()) < 20
