@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import psycopg
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 IDLE_MARGIN = 5.0
 LOOKS = 10
+LONGEST_LOOK = 1.0
 WARY = 20
 """Groups with savepoints after a failure."""
 
@@ -38,11 +39,19 @@ WARY = 20
 class Crew:
     """The hand that works, and the count of those that hang."""
 
-    def __init__(self, url: str, router: Router, settings: WorkSettings, tally: Tally) -> None:
+    def __init__(
+        self,
+        url: str,
+        router: Router,
+        settings: WorkSettings,
+        tally: Tally,
+        moved: Callable[[], None] | None = None,
+    ) -> None:
         self._url = url
         self._router = router
         self._settings = settings
         self._tally = tally
+        self._moved = moved
         self._hand: Hand | None = None
         self._hung = 0
         self._wary = 0
@@ -135,14 +144,21 @@ class Crew:
             )
         self._hand.begin(group)
         # The deadline moves as one handler follows another, so it is looked at more often than it can pass.
-        look = min(task.timeout.total_seconds() for task in group.tasks) / LOOKS
+        look = min(min(task.timeout.total_seconds() for task in group.tasks) / LOOKS, LONGEST_LOOK)
+        self._move()
         while not group.done.wait(min(look, max(self._next_beat - time.monotonic(), 0.0))):
             if time.monotonic() >= group.deadline:
                 return self._leave_behind(place, group)
+            # A handler within its time is no lane that hangs, however long that is.
+            self._move()
             if time.monotonic() >= self._next_beat:
                 self._beat(place, batch)
         assert group.result is not None
         return group.result
+
+    def _move(self) -> None:
+        if self._moved is not None:
+            self._moved()
 
     def _leave_behind(self, place: Place, group: Group) -> Broken:
         """The thread cannot be ended, but its session can: nothing it does from now on will stand."""

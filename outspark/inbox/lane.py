@@ -27,14 +27,17 @@ class InboxLane:
     tally: Tally = field(default_factory=Tally)
     trouble: Trouble = field(default_factory=Trouble)
 
-    def run(self, until: Callable[[], bool] | None = None) -> Report:
-        """Until it is relieved after its time, told to stop, or `until` says so."""
-        signals = Signals(self.spec, until)
+    def run(self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None) -> Report:
+        """Until it is relieved after its time, told to stop, or `until` says so.
+
+        `moved` is called again and again, also while handlers run, for whoever watches that the lane moves.
+        """
+        signals = Signals(self.spec, until, moved)
         try:
             if self.spec.task == "take":
                 self._take(signals)
             else:
-                self._work(signals)
+                self._work(signals, moved)
         finally:
             signals.close()
         if signals.relieved and not signals.stopped:
@@ -55,7 +58,7 @@ class InboxLane:
         if signals.take_baton():
             Taker(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
 
-    def _work(self, signals: Signals) -> None:
+    def _work(self, signals: Signals, moved: Callable[[], None] | None) -> None:
         settings = self.spec.settings
         if settings.app is None:
             raise SettingsError(f"inboxes.{self.spec.name}.app says which handlers there are, and is missing")
@@ -70,6 +73,7 @@ class InboxLane:
             on_dead=on_dead,
             causes=self.trouble,
             records=_records.setdefault((self.spec.instance, self.spec.lane), {}),
+            moved=moved,
         )
         # Workers do not get in each other's way, so two shifts may work side by side for a moment.
         signals.say_ready()

@@ -29,9 +29,15 @@ LONGEST_WAIT = 0.5
 class Signals:
     """Of one shift. A database that is away can tell nothing: then the shift ends in time, relieved or not."""
 
-    def __init__(self, spec: InboxSpec, until: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        spec: InboxSpec,
+        until: Callable[[], bool] | None = None,
+        moved: Callable[[], None] | None = None,
+    ) -> None:
         self._spec = spec
         self._until = until
+        self._moved = moved
         self._url = spec.settings.url.get_secret_value()
         shift = spec.relay.shift.total_seconds()
         self._ends = time.monotonic() + shift + LEAD
@@ -43,6 +49,8 @@ class Signals:
         self.relieved = False
 
     def is_set(self) -> bool:
+        if self._moved is not None:
+            self._moved()
         self._hear()
         now = time.monotonic()
         if self.stopped or (self._until is not None and self._until()) or now >= self._latest:

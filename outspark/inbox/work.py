@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -47,6 +48,7 @@ class Worker:
         on_dead: OnDead | None = None,
         causes: Causes | Trouble | None = None,
         records: Records | None = None,
+        moved: Callable[[], None] | None = None,
     ) -> None:
         self.url = url
         self.table = table if isinstance(table, TableName) else TableName.parse(table)
@@ -55,7 +57,7 @@ class Worker:
         self._causes = Causes() if causes is None else causes
         self.guard = Guard(settings, router, self._causes, {} if records is None else records)
         self._settler = Settler(settings, self.tally, self.guard, on_dead)
-        self._crew = Crew(url, router, settings, self.tally)
+        self._crew = Crew(url, router, settings, self.tally, moved)
         self._place: Place | None = None
         self._unsettled: list[Batch] = []
         self._next_upkeep = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,7 @@ class Desk:
     destinations: Mapping[str, Destination]
     tally: Tally
     tracing: Tracing
+    moved: Callable[[], None]
     conn: Connection | None = None
     loops: list[SourceLoop] = field(default_factory=list)
     bells: dict[str, SourceLoop] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Desk:
 
     def step(self) -> int:
         """One round over the sources that want to be looked at; how many events were settled."""
+        self.moved()
         if self.released or time.monotonic() < self.next_try:
             return 0
         try:
@@ -147,7 +149,11 @@ class Desk:
         if not self.holds_baton and not self._take_baton():
             return 0
         now = time.monotonic()
-        return sum(loop.step() for loop in self.loops if loop.waking.next_look <= now)
+        return sum(self._step_of(loop) for loop in self.loops if loop.waking.next_look <= now)
+
+    def _step_of(self, loop: SourceLoop) -> int:
+        self.moved()
+        return loop.step()
 
     def _connect(self) -> bool:
         """Begin to connect, or see how far that is; True when it is done. The other desks are not held up by it."""

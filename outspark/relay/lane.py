@@ -54,8 +54,11 @@ class Lane:
     tally: Tally = field(default_factory=Tally)
     desks: list[Desk] = field(default_factory=list)
 
-    def run(self, until: Callable[[], bool] | None = None) -> Report:
-        """Work for one shift: until it is relieved after its time, told to stop, or `until` says so."""
+    def run(self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None) -> Report:
+        """Work for one shift: until it is relieved after its time, told to stop, or `until` says so.
+
+        `moved` is called again and again, before each step of a source, for whoever watches that the lane moves.
+        """
         spec = self.spec
         started = time.monotonic()
         ends = started + spec.relay.shift.total_seconds() + LEAD
@@ -64,7 +67,7 @@ class Lane:
         tracing = workbench.tracer(spec.environ)
         destinations = self.destinations or workbench.destinations(spec.destinations)
         self.desks = [
-            Desk(spec, url, shares, destinations, self.tally, tracing)
+            Desk(spec, url, shares, destinations, self.tally, tracing, moved or _unwatched)
             for url, shares in databases(spec.shares).items()
         ]
         if all(share.settings.ordering == "key" for share in spec.shares):
@@ -132,6 +135,10 @@ class Lane:
                     selector.register(desk.conn.fileno(), selectors.EVENT_READ, desk)
             for key, _ in selector.select(wait):
                 key.data.hear()
+
+
+def _unwatched() -> None:
+    pass
 
 
 def _closed_topics(destinations: Mapping[str, Destination]) -> list[dict[str, Any]]:

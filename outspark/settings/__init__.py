@@ -243,7 +243,9 @@ class RelaySettings(Model):
     )
     stuck_after: Duration = Field(
         timedelta(minutes=2),
-        description="A lane that is so late to end its shift is not healthy; after twice as long it is started again.",
+        description="A lane that does not move for so long, and is so late to end its shift, is not healthy; after "
+        "twice as long it is started again. It must be longer than every publish_timeout and half of every "
+        "lease_timeout.",
     )
 
 
@@ -282,6 +284,7 @@ class Settings(Model):
             *dangling(routes, self.sources, self.destinations),
             *self._check_routes(),
             *self._check_locks(),
+            *self._check_stuck(),
             *self._check_letters(),
             *self._check_partitions(),
             *self._check_tables(),
@@ -305,6 +308,22 @@ class Settings(Model):
                     f"sources.{name}.jeap.lock_at_most = {durations.text(source.jeap.lock_at_most)} must be more than "
                     f"2s longer than every publish_timeout, and the longest is {durations.text(longest)}"
                 )
+
+    def _check_stuck(self) -> Iterator[str]:
+        """A lane comes round once it has published, and must not be taken for one that hangs before that."""
+        steps = {
+            f"destinations.{name}.publish_timeout": one.publish_timeout
+            for name, one in self.destinations.items()
+        } | {
+            f"half of sources.{name}.lease_timeout": one.lease_timeout / 2
+            for name, one in self.sources.items()
+        }
+        longest = max(steps, key=steps.__getitem__, default=None)
+        if longest is not None and self.relay.stuck_after <= steps[longest]:
+            yield (
+                f"relay.stuck_after = {durations.text(self.relay.stuck_after)} must be longer than {longest}, "
+                f"which is {durations.text(steps[longest])}"
+            )
 
     def _check_letters(self) -> Iterator[str]:
         for name, inbox in self.inboxes.items():

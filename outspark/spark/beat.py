@@ -14,19 +14,22 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psycopg
 
 import outspark
+from outspark.errors import OutsparkError
 from outspark.inbox.spec import InboxSpec
+from outspark.relay.connecting import Connecting
+from outspark.relay.connection import connect
 from outspark.relay.spec import HostedSpec, LaneSpec
 
 log = logging.getLogger(__name__)
 
 POLL = 1.0
-LONGEST_NAME = 63
 HANGING = """\
 -- Where a lane hangs, as it says itself
 SELECT substr(application_name, length(%(prefix)s) + 1) FROM pg_stat_activity
@@ -68,7 +71,7 @@ class _Beat:
         self._spec, self._lane, self._give_up = spec, lane, give_up
         self._after = spec.relay.stuck_after.total_seconds()
         self._last = time.monotonic()
-        self._conn: psycopg.Connection | None = None
+        self._telling: Connecting | None = None
         self.ended = threading.Event()
 
     def moved(self) -> None:
@@ -81,28 +84,30 @@ class _Beat:
                 where = place(sys._current_frames().get(self._lane))
                 log.error("lane gives its process up", extra={"lane": self._spec.lane, "stuck": where})
                 self._give_up()
-            hangs = still >= self._after
-            if hangs and self._conn is None:
+            if still < self._after:
+                self._tell_no_more()
+            elif self._telling is None:
                 self._tell()
-            elif not hangs:
-                self._close()
-        self._close()
+            elif self._telling.done():
+                self._see_whether_told(self._telling)
+        self._tell_no_more()
 
     def _tell(self) -> None:
         frame = sys._current_frames().get(self._lane)
-        name = (prefix(self._spec) + place(frame))[:LONGEST_NAME]
         log.debug("lane does not move", extra={"stack": "".join(traceback.format_stack(frame))})
-        try:
-            self._conn = psycopg.connect(
-                _url(self._spec), autocommit=True, connect_timeout=5, application_name=name
-            )
-        except psycopg.Error as error:
-            log.debug("nobody can be told where the lane hangs", extra={"error": str(error).strip()})
+        self._telling = Connecting(partial(connect, _url(self._spec), prefix(self._spec) + place(frame)))
 
-    def _close(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+    def _see_whether_told(self, telling: Connecting) -> None:
+        try:
+            telling.result()
+        except (psycopg.Error, OutsparkError) as error:
+            log.debug("nobody can be told where the lane hangs", extra={"error": str(error).strip()})
+            self._telling = None
+
+    def _tell_no_more(self) -> None:
+        if self._telling is not None:
+            self._telling.abandon()
+            self._telling = None
 
 
 def place(frame: FrameType | None) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -55,17 +55,12 @@ def host(spec: HostedSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) 
             beating(spec, partial(os._exit, HUNG)) as moved,
             farewell(spec.relay.shutdown_timeout) as told_to_end,
         ):
-            report = lane.run(partial(_each_round, moved, told_to_end))
+            report = lane.run(told_to_end, moved)
     except HandlerHung as error:
         # A thread cannot be ended, but this process can: Spark hosts the lane again in another.
         logging.getLogger(__name__).error("lane gives its process up", extra={"error": str(error)})
         os._exit(HUNG)
     yield one_row(json.dumps(report.to_json()))
-
-
-def _each_round(moved: Callable[[], None], told_to_end: Callable[[], bool]) -> bool:
-    moved()
-    return told_to_end()
 
 
 def one_row(report: str) -> pa.RecordBatch:

@@ -363,6 +363,29 @@ def test_passwords_are_redacted(text: str, safe: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stuck_after", "wrong"),
+    [
+        (
+            "90s",
+            "relay.stuck_after = 1m30s must be longer than half of sources.a.lease_timeout, which is 1m30s",
+        ),
+        ("91s", None),
+        (
+            "10s",
+            "relay.stuck_after = 10s must be longer than destinations.slow.publish_timeout, which is 2m30s",
+        ),
+    ],
+)
+def test_a_lane_at_work_is_no_lane_that_hangs(folder: Path, stuck_after: str, wrong: str | None) -> None:
+    slow = "[destinations.slow]\ntype = 'null'\npublish_timeout = '150s'\n" if stuck_after == "10s" else ""
+    write(folder, f"[relay]\nstuck_after = '{stuck_after}'\n[sources.a]\nurl = '{URL}'\n{slow}")
+    if wrong is None:
+        assert load().relay.stuck_after == timedelta(seconds=91)
+    else:
+        assert wrong in refusal()
+
+
+@pytest.mark.parametrize(
     ("url", "table"),
     [
         (URL, "openoutbox_events"),

@@ -15,9 +15,13 @@ from typer.testing import CliRunner
 from outspark.cli.app import app
 from outspark.embedded.postgres import Postgres
 from outspark.relay import workbench
+from outspark.relay.spec import share_out
+from outspark.settings import Settings
+from outspark.spark.beat import HANGING, beating, prefix
 from outspark.spark.databases import Databases
 from tests.databases import Database
 from tests.integration.relay.place import open_place
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -53,6 +57,23 @@ def test_work_goes_to_the_host_that_can_be_written_to(hosts: str) -> None:
         done = CliRunner().invoke(app, ["reap", "--url", hosts])
         assert done.exit_code == 0, done.output
         workbench.discard(hosts)
+
+
+def test_a_lane_that_hangs_says_so_where_its_driver_looks(hosts: str) -> None:
+    settings = {
+        "relay": {"id": "test", "lanes": 1, "stuck_after": "500ms"},
+        "sources": {"default": {"url": hosts, "lease_timeout": "100ms"}},
+    }
+    [lane] = share_out(Settings.model_validate(settings), "run", {})
+    driver = Databases("driver")
+
+    with beating(lane, lambda: None):
+        found = wait_for(
+            lambda: driver.look({"default": hosts}, HANGING, {"prefix": prefix(lane)}), what="a place"
+        )
+    driver.close()
+
+    assert len(found) == 1
 
 
 def _writable(conn: psycopg.Connection) -> bool:

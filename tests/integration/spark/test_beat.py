@@ -29,8 +29,8 @@ def hang(event: Event) -> Event:
 def spec(url: str) -> LaneSpec:
     settings = {
         "relay": {"id": "test", "lanes": 1, "stuck_after": "1s"},
-        "sources": {"default": {"url": url, "transform": f"{__name__}:hang"}},
-        "destinations": {"default": {"type": "null"}},
+        "sources": {"default": {"url": url, "transform": f"{__name__}:hang", "lease_timeout": "1s"}},
+        "destinations": {"default": {"type": "null", "publish_timeout": "500ms"}},
     }
     [lane] = share_out(Settings.model_validate(settings), "run", {})
     return lane
@@ -38,7 +38,7 @@ def spec(url: str) -> LaneSpec:
 
 def work(lane: LaneSpec) -> None:
     with beating(lane, given_up.set) as moved:
-        Lane(lane).run(lambda: moved() or done.is_set())
+        Lane(lane).run(done.is_set, moved)
     workbench.close()
 
 

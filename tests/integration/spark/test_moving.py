@@ -1,0 +1,101 @@
+"""A lane that is at work moves, however long its batches take, and is not taken for one that hangs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from contextlib import closing
+from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psycopg
+
+from outspark import contracts
+from outspark.contracts.names import TableName
+from outspark.event import Event
+from outspark.inbox import InboxEvent, Router
+from outspark.inbox.spec import InboxSpec, inbox_lanes
+from outspark.outbox import NewEvent, Outbox
+from outspark.relay import control, workbench
+from outspark.relay.lane import Lane
+from outspark.relay.spec import share_out
+from outspark.settings import LogSettings, Settings
+from outspark.spark.lanes import host
+from tests.databases import Database
+from tests.integration.inbox.place import Place, messages, open_place, write
+from tests.waiting import wait_for
+
+router = Router()
+happened: list[str] = []
+
+
+@router.otherwise
+def slow(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
+    conn.execute("SELECT pg_sleep(%s)", [4.0 if event.message_id == "long" else 0.15])
+    write(conn, event.message_id)
+
+
+def note(event: Event) -> Event:
+    """The transform of the relay's sources."""
+    happened.append("work")
+    return event
+
+
+def run_shift(spec: InboxSpec) -> None:
+    """What a worker process of Spark does."""
+    for _ in host(spec, LogSettings(), iter(())):
+        pass
+
+
+def worker_process(place: Place) -> tuple[InboxSpec, BaseProcess]:
+    inbox = {"url": place.database.url, "group": "billing", "app": f"{__name__}:router"}
+    relay = {"id": "test", "lanes": 1, "stuck_after": "1s", "shift": "60s"}
+    settings = Settings.model_validate({"relay": relay, "inboxes": {"bills": inbox}})
+    [spec] = inbox_lanes(settings, ["bills"], ["work"], "run", {})
+    process = multiprocessing.get_context("spawn").Process(target=run_shift, args=[spec])
+    process.start()
+    return spec, process
+
+
+def test_slow_handlers_end_no_process(database: Database) -> None:
+    """A batch of 20 takes 3 s and a single handler 4 s; a lane that hangs is given up after 2 s."""
+    with closing(open_place(database)) as place:
+        place.accept(*messages([*(f"m{n:02}" for n in range(20)), "long"]))
+        spec, process = worker_process(place)
+        try:
+            wait_for(lambda: not place.waiting() or not process.is_alive(), timeout=60, what="all events")
+            assert process.exitcode is None
+            control.say(place.conn, spec.channel, control.STOP)
+            process.join(30)
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == 0
+        assert len(place.effects()) == 21
+
+
+def test_a_relay_moves_from_source_to_source(database: Database) -> None:
+    conn, names = database.connect(), ("one", "two", "three")
+    for name in names:
+        for statement in contracts.get("openoutbox").statements(TableName(name)):
+            conn.execute(statement.encode())
+        Outbox(name).enqueue(conn, NewEvent("order", b""))
+    sources = {name: {"url": database.url, "table": name, "transform": f"{__name__}:note"} for name in names}
+    settings = {"relay": {"id": "test", "lanes": 1}, "sources": sources}
+    [spec] = share_out(
+        Settings.model_validate({**settings, "destinations": {"a": {"type": "null"}}}), "run", {}
+    )
+    done = threading.Event()
+    happened.clear()
+
+    def moved() -> None:
+        happened.append("move")
+        if happened.count("work") == len(names):
+            done.set()
+
+    Lane(spec).run(done.is_set, moved)
+    workbench.close()
+
+    assert happened.count("work") == len(names)
+    assert ("work", "work") not in pairwise(happened)
