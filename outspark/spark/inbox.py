@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -139,16 +138,19 @@ class InboxApp(LanesApp):
 
     def _paused(self) -> dict[str, list[PausedType]]:
         """What workers have paused in each inbox that is handled here, and that can be asked now."""
-        answers: dict[str, list[PausedType]] = {}
-        for name, inbox in self._inboxes.items() if "work" in self._tasks else ():
-            if inbox.work.dead_guard.events:
-                with (
-                    suppress(psycopg.Error, OutsparkError),
-                    self._databases.use(inbox.url.get_secret_value()) as conn,
-                ):
-                    table = resolve_inbox(conn, TableName.parse(inbox.table))
-                    answers[name] = paused_types(conn, table, inbox.group)
-        return answers
+        if "work" not in self._tasks:
+            return {}
+        guarded = {
+            name: url for name, url in self._urls().items() if self._inboxes[name].work.dead_guard.events
+        }
+        answers = self._databases.each(guarded, self._paused_in)
+        return {name: one for name, one in answers.items() if not isinstance(one, Exception)}
+
+    def _paused_in(self, name: str) -> list[PausedType]:
+        inbox = self._inboxes[name]
+        with self._databases.use(inbox.url.get_secret_value()) as conn:
+            table = resolve_inbox(conn, TableName.parse(inbox.table))
+            return paused_types(conn, table, inbox.group)
 
     def _stats(self) -> dict[str, Stats | str]:
         answers = self._counting.each(self._urls(), self._stats_of)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import psycopg
@@ -22,6 +23,7 @@ from outspark.inbox.message import Received
 from outspark.inbox.spec import inbox_lanes
 from outspark.metrics import INBOX_PAUSED_COUNT
 from outspark.settings import Settings
+from outspark.spark.databases import PATIENCE
 from outspark.spark.inbox import InboxApp
 from tests.integration.inbox.place import Place, message, messages, write
 from tests.waiting import wait_for
@@ -412,3 +414,19 @@ def test_whoever_asks_is_told(place: Place) -> None:
     assert app.metrics().value(INBOX_PAUSED_COUNT, inbox="bills") == 0
     assert app.drained()
     app._ended(all_lanes=True)
+
+
+def test_a_table_that_is_locked_holds_nobody_up_who_asks(place: Place) -> None:
+    given = {"url": place.database.url, "group": "billing", "app": "tests.integration.inbox.handlers:router"}
+    app = InboxApp(Settings.model_validate({"inboxes": {"bills": given}}), ["bills"], ["work"])
+    pool = ThreadPoolExecutor()
+    with place.database.connect() as holder, holder.transaction():
+        holder.execute(f"LOCK TABLE {place.table}")
+        asked = pool.submit(app.ready)
+        wait({asked}, timeout=4 * PATIENCE)
+        answered = asked.done()
+    asked.result()
+    pool.shutdown()
+    app._ended(all_lanes=True)
+
+    assert answered
