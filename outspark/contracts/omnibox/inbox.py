@@ -96,9 +96,9 @@ LOCK_ACCEPT = """
 SELECT pg_advisory_xact_lock(%(class)s::int, share), current_setting('transaction_isolation')
 FROM unnest(%(shares)s::int[]) AS share"""
 
-_EVENT = f"""e.id::text, {readable("e.created_at")}, e.event_type, e.message_id, e.consumer_group, e.source,
-  e.payload::text, e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id, e.schema_version,
-  e.attempts_made, e.max_attempts"""
+_EVENT = f"""e.id::text, {readable("e.created_at")} AS created_at, e.event_type, e.message_id, e.consumer_group,
+  e.source, e.payload::text, e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id,
+  e.schema_version, e.attempts_made, e.max_attempts"""
 
 _SIZE = f"""{size("e.payload")} + {size("e.headers")}"""
 _KEY = "(e.headers ->> {key})"

@@ -98,6 +98,11 @@ class Place:
         query = f"UPDATE {self.table} SET locked_by = %s, locked_at = now() - %s WHERE message_id = %s"
         assert self.conn.execute(query.encode(), [by, ago, message_id]).rowcount == 1
 
+    def unlock(self, message_id: str) -> None:
+        """As if somebody had taken it out of its worker's hands."""
+        query = f"UPDATE {self.table} SET locked_by = NULL, locked_at = NULL WHERE message_id = %s"
+        assert self.conn.execute(query.encode(), [message_id]).rowcount == 1
+
     def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.conn.execute(query.encode(), parameters).fetchall()
 

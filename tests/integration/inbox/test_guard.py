@@ -218,7 +218,7 @@ def test_a_lock_that_is_lost_lets_nothing_overtake(place: Place) -> None:
     def bill(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         if not taken:
             taken.append(event.id)
-            place.set("first", locked_at=None, locked_by=None)
+            place.unlock("first")
         write(conn, event.message_id)
 
     place.accept(message("first", key=b"k", topic="bills"), message("second", key=b"k"))

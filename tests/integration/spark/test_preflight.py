@@ -112,11 +112,20 @@ def test_what_no_waiting_can_mend_is_refused(database: Database) -> None:
         assert 'role "nobody" does not exist' in refusal(database.url.replace("postgres@", "nobody@"))
         assert "no-such-host.invalid" in refusal("postgresql://ada:s3cret@no-such-host.invalid/shop")
         assert "s3cret" not in refusal("postgresql://ada:s3cret@no-such-host.invalid/shop")
-        assert "s3cret" not in refusal("postgresql://ada:s3cret@127.0.0.1/shop?no_such_option=1")
         admin.execute(f'REVOKE CONNECT ON DATABASE "{admin.info.dbname}" FROM public'.encode())
         assert "permission denied for database" in refusal(database.url.replace("postgres@", "locked_out@"))
     finally:
         admin.execute("DROP ROLE locked_out")
+
+
+def test_a_url_that_libpq_does_not_understand_is_refused() -> None:
+    url = "postgresql://ada:s3cret@127.0.0.1/shop?no_such_option=1"
+    with (
+        monitor({"a": {"url": url}}) as looking,
+        pytest.raises(SettingsError, match="no_such_option") as caught,
+    ):
+        looking.preflight()
+    assert "s3cret" not in str(caught.value)
 
 
 def test_a_wrong_password_is_refused_and_a_server_that_starts_is_not() -> None:
