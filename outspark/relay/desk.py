@@ -259,6 +259,7 @@ class Desk:
             dispatcher=dispatcher,
             settler=Settler(source, tenure, deliveries, guard, self.trouble),
             guard=guard,
+            moved=self.moved,
             deliveries=deliveries,
             lock=relay_lock(conn, table, settings, spec.relay.id, spec.instance),
             waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),

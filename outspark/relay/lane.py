@@ -57,7 +57,7 @@ class Lane:
     def run(self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None) -> Report:
         """Work for one shift: until it is relieved after its time, told to stop, or `until` says so.
 
-        `moved` is called again and again, before each step of a source, for whoever watches that the lane moves.
+        `moved` is called before each step of a source and each publish, for whoever watches that the lane moves.
         """
         spec = self.spec
         started = time.monotonic()

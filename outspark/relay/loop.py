@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -56,6 +56,8 @@ class SourceLoop:
     lock: ShedLock | None = None
     """Where relays of other makes take turns with ours."""
     guard: DeadGuard | None = None
+    moved: Callable[[], None] | None = None
+    """Called before each publish, for whoever watches that the lane moves."""
     _claims: int = 0
     _found: Batch = NOTHING
     """What the last look in order brought."""
@@ -131,6 +133,8 @@ class SourceLoop:
             self.tenure.clear_blocked()
 
     def _prove(self) -> None:
+        if self.moved is not None:
+            self.moved()
         if self.lock is not None and not self.lock.hold(self._longest_publish()):
             raise self._lost_lock()
         if self.tenure is not None:
