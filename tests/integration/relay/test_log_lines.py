@@ -41,15 +41,18 @@ def test_a_destination_that_is_down_is_told_by_the_driver(
     assert report.causes == {"destination is down: broker": told}
 
 
-def test_a_batch_of_dead_events_makes_one_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    names = [f"e{number}" for number in range(20)]
-    place.source["slots"] = 1
+def test_events_that_die_of_one_thing_are_one_cause(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"e{number}" for number in range(15)]
+    place.source |= {"slots": 1, "batch_size": 5}
     for name in names:
         place.broker.answers[name] = [Dead("too large")]
     place.enqueue(*names)
 
-    place.work_to_the_end()
+    report = place.work_to_the_end()
 
     assert {state for state, _ in place.states().values()} == {"DEAD"}
-    [line] = loud(caplog)
-    assert (vars(line)["count"], len(vars(line)["events"]), vars(line)["error"]) == (20, 5, "too large")
+    assert loud(caplog) == []
+    [(cause, told)] = report.causes.items()
+    assert cause == "events died: outbox (other)"
+    assert told["count"] == 15
+    assert told["text"].startswith("too large; the last were ")
