@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PROBE, LONGEST_PROBE = 0.2, 5.0
 IDLE = 10.0
-"""Seconds after which a breaker that was due for a probe, and got none, is dropped: nothing waits for it any more."""
+"""Seconds after which a breaker that is due for a probe, and that nothing waits for any more, is dropped."""
 CHECK_TIMEOUT = 1.0
 CHECK_SHARE = 20.0
 """The pause after a probe is so many times as long as the probe took, or longer: the lane waits for it."""
@@ -37,6 +37,8 @@ class Breaker:
     """What is wrong with the topic."""
     longest: float = LONGEST_PROBE
     probe_at: float = 0.0
+    wanted_at: float = 0.0
+    """When something was last known to wait for it; `probe_at` and this are on the monotonic clock."""
 
     def postpone(self, reason: str) -> None:
         self.reason = reason
@@ -50,7 +52,11 @@ class Breaker:
         return time.monotonic() >= self.probe_at
 
     def is_idle(self) -> bool:
-        return time.monotonic() >= self.probe_at + IDLE
+        return time.monotonic() >= max(self.probe_at, self.wanted_at) + IDLE
+
+    def is_patient(self) -> bool:
+        """Has it been probed so often that its pauses grow no more?"""
+        return self.pause >= self.longest
 
 
 @dataclass(slots=True)
@@ -100,8 +106,7 @@ class Destination:
         return True
 
     def drop_idle(self) -> None:
-        """Forget the topics that nothing waits for any more; while all of it is down, none of them is probed."""
-        for topic in [topic for topic, one in self.topics.items() if one.is_idle() and not self.open]:
+        for topic in [topic for topic, one in self.topics.items() if one.is_idle()]:
             del self.topics[topic]
 
     def presume_down(self, reason: str, probe_in: float, pause: float) -> None:

@@ -101,6 +101,10 @@ class Dispatcher:
             return self.paused.get(block.type)
         return self.destinations[block.destination].topics.get(block.topic or "")
 
+    def close(self, block: Block) -> None:
+        """Close the breaker of a topic: it has answered, though not with an acknowledgement."""
+        self.destinations[block.destination].topics.pop(block.topic or "", None)
+
     def is_open(self, block: Block) -> bool:
         if block.topic is None and block.type is None:
             return self.destinations[block.destination].open

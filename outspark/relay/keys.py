@@ -30,8 +30,8 @@ class BlockedKeys:
     """What is closed -> keys that wait for it"""
     down_types: dict[Block, set[str]] = field(default_factory=dict)
     """What is closed -> types of events without a key that wait for it"""
-    down_topics: dict[Block, set[str]] = field(default_factory=dict)
-    """What is closed -> topics, as their rows name them, of events without a key that wait for it"""
+    down_topics: dict[Block, set[tuple[str, str]]] = field(default_factory=dict)
+    """What is closed -> topics, as their rows name them, and types of events without a key that wait for it"""
     probes: dict[Block, dict[str, None]] = field(default_factory=dict)
     """What is closed -> some events that wait for it, in the order in which they are to probe it"""
     parked: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class BlockedKeys:
             self.heads.pop(key, None)
             self.down.setdefault(block, set()).add(key)
         elif block.topic is not None and event.topic is not None:
-            self.down_topics.setdefault(block, set()).add(event.topic)
+            self.down_topics.setdefault(block, set()).add((event.topic, event.type))
         else:
             self.down_types.setdefault(block, set()).add(event.type)
 
@@ -116,7 +116,8 @@ class BlockedKeys:
     def blocked_types(self) -> list[str]:
         return list(set().union(*self.down_types.values())) if self.down_types else []
 
-    def blocked_topics(self) -> list[str]:
+    def blocked_topics(self) -> list[tuple[str, str]]:
+        """Topics with the types that must not be claimed of them."""
         return list(set().union(*self.down_topics.values())) if self.down_topics else []
 
     def clear(self) -> None:

@@ -11,8 +11,9 @@ from itertools import islice
 from outspark import metrics
 from outspark.contracts.arrays import Texts
 from outspark.errors import OwnershipLost
+from outspark.event import Event
 from outspark.outcome import DELIVERED, Held, Outcome, Retry
-from outspark.relay.breaker import Breaker
+from outspark.relay.breaker import Breaker, Destination
 from outspark.relay.dead_guard import LONGEST_PAUSE, DeadGuard
 from outspark.relay.deliveries import Deliveries
 from outspark.relay.dispatch import NOWHERE, Dispatched, Dispatcher
@@ -20,7 +21,7 @@ from outspark.relay.doorbell import Doorbell, Polling
 from outspark.relay.keys import Block
 from outspark.relay.lowwater import BEGINNING, LowWater
 from outspark.relay.note import MOST_KEYS, Note, Waiting
-from outspark.relay.settling import Settler
+from outspark.relay.settling import Settler, waits_for
 from outspark.relay.shedlock import ShedLock
 from outspark.relay.source import NOTHING, Batch, Source
 from outspark.relay.tenure import Tenure
@@ -98,7 +99,7 @@ class SourceLoop:
     def warm(self) -> None:
         """Plan and run the statements of a normal batch once, on nothing."""
         statements = self.source.statements
-        empty = ("slots", "blocked", "types", "topics")
+        empty = ("slots", "blocked", "types", "topics", "topic_types")
         nothing = {**{name: [] for name in empty}, "low": BEGINNING, "limit": 0, "token": ""}
         self.source.conn.execute(statements.claim, nothing, binary=True)
         fence = {"token": "", "source": "", "slots": [], "epochs": []}
@@ -120,7 +121,7 @@ class SourceLoop:
         if self._trying_again:
             self._again_after = time.monotonic() + RETRY_REST * (time.monotonic() - started)
         if self._probing is not None:
-            self._excuse(self._probing, dispatched)
+            self._excuse(self._probing, batch.events[0], dispatched)
         if (timer := self.source.statements.publish_timer) is not None:
             took = [time.monotonic() - started] * dispatched.outcomes.count(DELIVERED)
             self.source.tally.observe_many(timer.name, took, source=self.source.name, **timer.labels)
@@ -157,6 +158,7 @@ class SourceLoop:
         return OwnershipLost(f"the lock {self.lock.name} of {self.source.name} is another relay's now")
 
     def _next(self, token: str) -> Batch:
+        self._trying_again, self._probing = False, None
         if self.dispatcher.all_down():
             return NOTHING
         if self.tenure is not None:
@@ -165,7 +167,6 @@ class SourceLoop:
             suspect = self.tenure.next_suspect()
             if suspect is not None:
                 return self._claim_ids([suspect], token)
-        self._trying_again, self._probing = False, None
         rested = time.monotonic() >= self._again_after
         batch = self._claim_again(token) if rested else NOTHING
         if not batch.events:
@@ -203,18 +204,40 @@ class SourceLoop:
             keys.lift(block)
         return NOTHING
 
-    def _excuse(self, block: Block, dispatched: Dispatched) -> None:
+    def _excuse(self, block: Block, event: Event, dispatched: Dispatched) -> None:
         """A probe goes out before its own wait is over, so it does not count while what it probes stays closed."""
         breaker = self.dispatcher.breaker(block)
-        [outcome] = dispatched.outcomes
+        [outcome], [destination] = dispatched.outcomes, dispatched.destinations
         if breaker is None or not isinstance(outcome, Retry):
+            return
+        if (other := self._closed_before(block, event, outcome, destination)) is not None:
+            # It was not sent, so it says nothing; they are to be probed together.
+            breaker.probe_at = other
             return
         if breaker.is_due():
             breaker.postpone(outcome.error if block.topic is not None else breaker.reason)
+        if not outcome.counted:
+            return
+        if breaker.is_patient():
+            # A topic that answers so again and again is there, and this event is at fault.
+            if block.topic is not None:
+                self.dispatcher.close(block)
+            return
+        dispatched.outcomes = [replace(outcome, counted=False, topic=block.topic)]
+        if block.type is not None:
+            dispatched.destinations = [None]
+
+    def _closed_before(
+        self, block: Block, event: Event, outcome: Retry, destination: Destination | None
+    ) -> float | None:
+        """When the next probe of something else is due that kept this one from going out."""
         if outcome.counted:
-            dispatched.outcomes = [replace(outcome, counted=False, topic=block.topic)]
-            if block.type is not None:
-                dispatched.destinations = [None]
+            return None
+        found = waits_for(event, outcome, destination)
+        if found == block or not self.dispatcher.is_open(found):
+            return None
+        closed = self.dispatcher.breaker(found) or destination
+        return closed.next_probe() if closed is not None else None
 
     def _widened(self) -> int:
         """All of a claim may die of a missing topic where the contract wants it so: that is one batch, not more."""
@@ -222,6 +245,7 @@ class SourceLoop:
 
     def _claim(self, token: str) -> Batch:
         keys, limit = self.source.keys, min(self.source.settings.batch_size * self._width, self._fitting)
+        topics = keys.blocked_topics()
         batch = self.source.claim(
             self.source.statements.claim,
             token,
@@ -229,7 +253,8 @@ class SourceLoop:
                 "slots": self.tenure.active if self.tenure is not None else [],
                 "blocked": Texts(keys.blocked()),
                 "types": keys.blocked_types(),
-                "topics": keys.blocked_topics(),
+                "topics": [topic for topic, _ in topics],
+                "topic_types": [type for _, type in topics],
                 "low": self.low.begin(),
                 "limit": limit,
             },
@@ -252,6 +277,10 @@ class SourceLoop:
             return NOTHING
         asked = dict(islice(due.items(), min(MOST_DUE, self.source.settings.batch_size)))
         batch = self._claim_ids(list(asked), token)
+        if not batch.events and len(asked) > 1:
+            # An answer without a row does not tell whether there was no room, so only the first one is asked for.
+            asked = dict(islice(asked.items(), 1))
+            batch = self._claim_ids(list(asked), token)
         missing = asked.keys() - {event.id for event in batch.events}
         # Those for which there was no room are still due.
         for head in missing if not batch.cut else ():
@@ -262,10 +291,8 @@ class SourceLoop:
         self._keep_slots()
         for destination in self.dispatcher.destinations.values():
             destination.probe()
-            destination.drop_idle()
-        if self.guard is not None:
-            self.guard.drop_idle()
         self._free_awaited()
+        self._drop_idle()
 
     def _keep_slots(self) -> None:
         now = time.monotonic()
@@ -291,6 +318,17 @@ class SourceLoop:
         for block in self.source.keys.awaited():
             if not self.dispatcher.is_open(block):
                 self.source.keys.lift(block)
+
+    def _drop_idle(self) -> None:
+        """Forget what is closed and awaited by nobody. Probes may be put off for long, and then nobody is forgotten."""
+        now = time.monotonic()
+        for block in self.source.keys.awaited():
+            if (breaker := self.dispatcher.breaker(block)) is not None:
+                breaker.wanted_at = now
+        for destination in self.dispatcher.destinations.values():
+            destination.drop_idle()
+        if self.guard is not None:
+            self.guard.drop_idle()
 
     def _note(self, tenure: Tenure) -> Note | None:
         """What the next shift would have to find out again."""

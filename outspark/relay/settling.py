@@ -43,6 +43,11 @@ NO_FENCE: dict[str, Any] = {"source": "", "slots": [], "epochs": []}
 _seconds = timedelta.total_seconds
 
 
+def waits_for(event: Event, outcome: Retry, destination: Destination | None) -> Block:
+    """What an event waits for that is not at fault itself: its destination, a topic of it, or its type."""
+    return Block("", type=event.type) if destination is None else Block(destination.name, outcome.topic)
+
+
 @dataclass(slots=True)
 class Settler:
     """Settles the batches of one source. Without a tenure keys mean nothing, and only tokens fence."""
@@ -151,8 +156,8 @@ class Settler:
                 return self._dead(event, error, kind)
             case Retry(error, fault="missing" | "forbidden" as fault) if self._lets_unroutable_die():
                 return self._dead(event, error, KIND_OF_FAULT[fault])
-            case Retry(error, counted=False, topic=topic):
-                block = Block("", type=event.type) if destination is None else Block(destination.name, topic)
+            case Retry(error, counted=False):
+                block = waits_for(event, outcome, destination)
                 self.source.keys.wait_for(block, self._key(event), event)
                 return Settlement(event.id, "ready", error=storable(error))
             case Retry():

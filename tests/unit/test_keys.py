@@ -68,7 +68,7 @@ def test_events_without_a_key_wait_by_the_topic_that_they_name() -> None:
     keys.wait_for(TOPIC, None, event("1", topic="orders"))
     keys.wait_for(Block("", type="t"), None, event("2", topic="bills"))
 
-    assert keys.blocked_topics() == ["orders"]
+    assert keys.blocked_topics() == [("orders", "t")]
     assert keys.blocked_types() == ["t"]
     keys.lift(TOPIC)
     assert keys.blocked_topics() == []

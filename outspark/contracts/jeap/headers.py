@@ -29,6 +29,11 @@ PACKED = """(
   FROM {headers} h CROSS JOIN LATERAL (SELECT convert_to(h.header_name, 'UTF8')) AS n(name)
   WHERE h.deferred_message_id = e.id)"""
 
+SIZE = """coalesce((
+    SELECT sum(octet_length(h.header_name) + coalesce(octet_length(h.header_value), 0)) FROM {headers} h
+    WHERE h.deferred_message_id = e.id), 0)"""
+"""The bytes of all headers of message e."""
+
 STILL_NONE = "(SELECT to_regclass({name})) IS NULL"
 """A service may make the table at any time: from then on, statements that do not read it must find no message."""
 
@@ -58,6 +63,10 @@ def look_at(conn: psycopg.Connection[Any], table: TableName) -> Layout:
 
 def packed(table: TableName) -> sql.Composed:
     return sql.SQL(PACKED).format(headers=header_table(table).identifier)
+
+
+def size(table: TableName) -> sql.Composed:
+    return sql.SQL(SIZE).format(headers=header_table(table).identifier)
 
 
 def still_none(table: TableName) -> sql.Composed:

@@ -49,7 +49,7 @@ _EVENT = """e.id::text, e.topic, e.key, e.message, {created}, e.cluster_name, e.
   {parent}, e.sampled, NULL::timestamptz, {cut}"""
 _FOUND = """\
 e.id, e.topic, e.key, e.message, e.created, e.cluster_name, e.message_id, e.trace_id_high, e.trace_id, e.span_id,
-    e.parent_span_id, e.sampled, octet_length(e.message) AS size"""
+    e.parent_span_id, e.sampled, octet_length(e.message) + {header_size} AS size"""
 
 # Only B3 tells of the parent.
 _PARENT: dict[Form, str] = {"w3c": "NULL::bigint", "b3": "e.parent_span_id", "both": "e.parent_span_id"}
@@ -172,9 +172,10 @@ def lane_statements(
         cut=bounds["cut"],
     )
     read, all_is_read = _reader(settings.jeap.trace), headers.still_none(table)
+    header_size: sql.Composable = sql.SQL("0")
     if conn is not None and headers.look_at(conn, table).are_stored:
         event, all_is_read = headers.packed(table) + sql.SQL(", ") + event, sql.Composed([sql.SQL("true")])
-        read = _with_headers(read)
+        read, header_size = _with_headers(read), headers.size(table)
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "order_key": ordered_by,
@@ -184,7 +185,7 @@ def lane_statements(
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
         "event": event,
         "all_is_read": all_is_read,
-        "found": sql.SQL(_FOUND),
+        "found": sql.SQL(_FOUND).format(header_size=header_size),
         **bounds,
         "slot": sql.SQL(_SLOT).format(order_key=ordered_by, count=sql.Literal(settings.slots)),
         "fence": sql.SQL(FENCE).format(slots_table=slots_table(table).identifier),

@@ -79,7 +79,8 @@ _CLAIM_COMPETING = """
 WITH next AS MATERIALIZED (
   SELECT e.id, e.created_at, {size} AS size FROM {table} e
   WHERE {free} AND e.scheduled_at <= now() AND e.event_type <> ALL(%(types)s::text[])
-    AND e.topic <> ALL(%(topics)s::text[])
+    AND (cardinality(%(topics)s::text[]) = 0 OR (e.topic, e.event_type) NOT IN (
+      SELECT * FROM unnest(%(topics)s::text[], %(topic_types)s::text[])))
   ORDER BY e.scheduled_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), {total}
 UPDATE {table} e {lock}

@@ -10,7 +10,7 @@ import pytest
 
 from outspark.event import Message
 from outspark.outcome import Dead, Outcome, Retry
-from outspark.relay import breaker
+from outspark.relay import breaker, dead_guard
 from outspark.relay.lane import Lane
 from tests.databases import Database
 from tests.integration.relay.jeap_place import JeapPlace
@@ -82,6 +82,57 @@ def test_a_probe_burns_no_attempt_while_its_topic_is_closed(leased: Place) -> No
         moody.missing.clear()
         wait_for(lambda: not leased.waiting())
     assert leased.states() == {"a": ("DELIVERED", 0)}
+
+
+def test_an_event_that_fails_for_its_own_sake_dies_though_it_is_the_only_probe(leased: Place) -> None:
+    leased.source["retry"] = {"base_delay": "10ms", "max_delay": "10ms", "max_attempts": 2, "jitter": 0.0}
+    leased.broker.missing = {"t"}
+    leased.broker.answers["a"] = [Retry("HTTP 500")] * 10_000
+    leased.enqueue("a", "b", type="t", key="k")
+    with leased.working() as lane:
+        wait_for(lambda: closed(lane) == {"t"})
+        leased.broker.missing.clear()
+        wait_for(lambda: leased.states()["b"][0] == "DELIVERED", timeout=30)
+    assert leased.states()["a"][0] == "DEAD"
+
+
+def test_a_paused_type_and_its_missing_topic_are_probed_together(
+    leased: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_guard, "FIRST_PAUSE", 0.5)
+    leased.source["batch_size"] = 25
+    for number in range(60):
+        leased.enqueue(f"x{number}", type="t", key=f"k{number}")
+    for number in range(25):
+        leased.broker.answers[f"x{number}"] = [Dead("malformed")]
+    with leased.working() as lane:
+        wait_for(lambda: _pauses(lane))
+        leased.broker.missing = {"t"}
+        wait_for(lambda: closed(lane) == {"t"})
+        leased.broker.missing = set()
+        wait_for(lambda: not leased.waiting(), timeout=20)
+
+
+def test_a_paused_type_stays_so_while_its_destination_is_down(
+    leased: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_guard, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(breaker, "IDLE", 0.3)
+    leased.source["batch_size"] = 50
+    for number in range(200):
+        leased.enqueue(f"x{number}", type="t", key=f"k{number}")
+        leased.broker.answers[f"x{number}"] = [Dead("malformed")]
+    with leased.working() as lane:
+        wait_for(lambda: _pauses(lane))
+        leased.broker.down = True
+        leased.enqueue("other", type="u", key="u")
+        wait_for(lambda: lane.destinations is not None and lane.destinations["broker"].open)
+        probes = leased.broker.probes
+        wait_for(lambda: leased.broker.probes >= probes + 4, what="an outage longer than the pause")
+        leased.broker.down = False
+        wait_for(lambda: "other" in leased.broker.delivered())
+        assert _pauses(lane)
+    assert count(leased, "DEAD") < 70
 
 
 def test_many_closed_topics_do_not_take_the_lane(leased: Place) -> None:
@@ -163,6 +214,22 @@ def test_without_an_order_events_wait_by_their_topic(database: Database) -> None
             wait_for(lambda: len(omnibox.broker.delivered()) == 50)
             omnibox.broker.missing.clear()
             wait_for(lambda: not omnibox.waiting())
+    finally:
+        close_place(omnibox)
+
+
+def test_without_an_order_another_type_of_the_same_topic_goes_on(database: Database) -> None:
+    """Routes may lead it elsewhere."""
+    omnibox = open_omnibox_place(database)
+    try:
+        omnibox.source |= {"ordering": "none", "batch_size": 5, "lease": "row"}
+        omnibox.routes = [{"match": "a", "topic": "A"}, {"match": "b", "topic": "B"}]
+        omnibox.broker.missing = {"A"}
+        for number in range(20):
+            omnibox.write(str(number), type="a", key=f"a{number}")
+            omnibox.write(str(100 + number), type="b", key=f"b{number}")
+        with omnibox.working():
+            wait_for(lambda: len(omnibox.broker.delivered()) == 20)
     finally:
         close_place(omnibox)
 

@@ -75,6 +75,8 @@ def parameters(low: datetime = BEGINNING, blocked: list[str] | None = None) -> d
         "slots": [0, 2, 4, 6],
         "blocked": blocked or [],
         "types": [],
+        "topics": [],
+        "topic_types": [],
         "low": low,
         "limit": 500,
         "token": "t",
