@@ -100,7 +100,7 @@ def test_a_worker_is_killed(site: Site) -> None:
 
 
 def pid_of(owner: str) -> int:
-    return int(owner.rpartition("pid=")[2])
+    return int(owner.rpartition("pid=")[2].partition(" ")[0])
 
 
 def test_the_database_restarts(site: Site) -> None:

@@ -258,10 +258,12 @@ def test_proxies_of_the_environment_are_not_used(rig: HttpRig, monkeypatch: pyte
 
 
 def test_leaves_no_thread_behind(rig: HttpRig) -> None:
+    before = set(threading.enumerate())
     publisher = rig.open()
     publisher.publish(messages(rig, 20), TIMEOUT)
+    assert set(threading.enumerate()) - before
     publisher.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "outspark-http"]
+    assert not set(threading.enumerate()) - before
 
 
 def publish_whole(publisher: Publisher, batch: Sequence[Message]) -> None:

@@ -467,13 +467,12 @@ except Exception as error:
 
 
 def test_leaves_no_thread_behind(rig: NatsRig) -> None:
+    before = set(threading.enumerate())
     publisher = rig.open()
     publisher.publish([message(rig)], TIMEOUT)
+    assert set(threading.enumerate()) - before
     publisher.close()
-    wait_for(
-        lambda: not [thread for thread in threading.enumerate() if thread.name == "outspark-nats"],
-        what="the end of the connection's thread",
-    )
+    wait_for(lambda: not set(threading.enumerate()) - before, what="the end of the connection's thread")
 
 
 def error_of(outcome: Outcome) -> str:

@@ -318,13 +318,12 @@ class TestConnecting:
             assert time.monotonic() - started < TIMEOUT
 
     def test_leaves_no_thread_behind(self, rig: RabbitMQRig) -> None:
+        before = set(threading.enumerate())
         publisher = rig.open()
         publisher.publish([message(rig)], TIMEOUT)
+        assert set(threading.enumerate()) - before
         publisher.close()
-        wait_for(
-            lambda: not [thread for thread in threading.enumerate() if thread.name == "outspark-rabbitmq"],
-            what="the end of the connection's thread",
-        )
+        wait_for(lambda: not set(threading.enumerate()) - before, what="the end of the connection's thread")
 
 
 @pytest.mark.parametrize(
