@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
@@ -66,3 +66,8 @@ Outcome = Delivered | Skipped | Retry | Dead | Held
 
 DELIVERED: Final = Delivered()
 HELD: Final = Held()
+
+
+def all_delivered(outcomes: Sequence[Outcome]) -> bool:
+    """True of most batches, so this is asked first: one pass in C instead of a look at each outcome."""
+    return outcomes.count(DELIVERED) == len(outcomes)

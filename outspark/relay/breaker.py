@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from outspark.errors import DestinationError
 from outspark.event import Message
-from outspark.outcome import DELIVERED, HELD, KIND_OF_FAULT, Delivered, Outcome, Retry, TopicFault
+from outspark.outcome import (
+    DELIVERED,
+    HELD,
+    KIND_OF_FAULT,
+    Delivered,
+    Outcome,
+    Retry,
+    TopicFault,
+    all_delivered,
+)
 from outspark.publishers.publisher import Publisher
 
 log = logging.getLogger(__name__)
@@ -129,6 +138,9 @@ class Destination:
                 "publisher failed", extra={"destination": self.name, "events": [m.id for m in messages[:5]]}
             )
             outcomes = [Retry(f"{type(error).__name__}: {error}")] * len(messages)
+        if all_delivered(outcomes):
+            self.pause = FIRST_PROBE
+            return outcomes
         failure = next((o for o in outcomes if isinstance(o, Retry) and not o.counted and not o.fault), None)
         if failure is not None:
             self._open(failure.error)
@@ -169,6 +181,8 @@ class Destination:
         """Open and close the breakers of topics by what became of their messages."""
         if self.topics:
             self._close_topics(messages, outcomes)
+        if all_delivered(outcomes):
+            return outcomes
         blamed = [
             index
             for index, outcome in enumerate(outcomes)

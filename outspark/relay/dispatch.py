@@ -14,7 +14,7 @@ from outspark.envelopes import Envelope
 from outspark.errors import EventInvalid
 from outspark.event import NO_HEADERS, Event, Message, text_headers, wire_headers
 from outspark.metrics import PUBLISHER_LATENCY, Tally
-from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped
+from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped, all_delivered
 from outspark.relay import parcels as ways
 from outspark.relay.breaker import Breaker, Destination
 from outspark.relay.keys import Block
@@ -155,7 +155,7 @@ class Dispatcher:
         before_publish: Callable[[], None],
     ) -> Dispatched:
         outcomes = self._send(destination, messages, deadline, before_publish)
-        if any(outcome is not DELIVERED for outcome in outcomes):
+        if not all_delivered(outcomes):
             parcels = [Parcel(message.order_key, destination, message) for message in messages]
             ways.assign(parcels, outcomes, set())
             outcomes = [parcel.outcome or HELD for parcel in parcels]

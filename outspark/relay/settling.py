@@ -16,7 +16,6 @@ from outspark.contracts.contract import Settlement
 from outspark.error_text import storable
 from outspark.event import Event
 from outspark.outcome import (
-    DELIVERED,
     KIND_OF_FAULT,
     Dead,
     DeadKind,
@@ -25,6 +24,7 @@ from outspark.outcome import (
     Outcome,
     Retry,
     Skipped,
+    all_delivered,
 )
 from outspark.relay.breaker import Destination
 from outspark.relay.dead_guard import DeadGuard
@@ -67,13 +67,7 @@ class Settler:
         `been` says which events had reached some of their destinations before.
         """
         outcomes = dispatched.outcomes
-        delivered: list[Event] = []
-        rest: list[Settlement] = []
-        for event, outcome, destination in zip(batch.events, outcomes, dispatched.destinations, strict=True):
-            if outcome is DELIVERED or isinstance(outcome, Delivered):
-                delivered.append(event)
-            else:
-                rest.append(self._settlement(event, outcome, destination))
+        delivered, rest = self._sort(batch.events, dispatched)
         ids = [event.id for event in delivered]
         if self.deliveries is not None and (dispatched.partial or been):
             with self.source.conn.transaction():
@@ -90,6 +84,22 @@ class Settler:
         if rest:
             self._tell_dead(rest)
         return not rest and changed == len(batch.events)
+
+    def _sort(
+        self, events: Sequence[Event], dispatched: Dispatched
+    ) -> tuple[Sequence[Event], list[Settlement]]:
+        """What was delivered, and what is to be written of the others."""
+        outcomes = dispatched.outcomes
+        if len(outcomes) == len(events) and all_delivered(outcomes):
+            return events, []
+        delivered: list[Event] = []
+        rest: list[Settlement] = []
+        for event, outcome, destination in zip(events, outcomes, dispatched.destinations, strict=True):
+            if isinstance(outcome, Delivered):
+                delivered.append(event)
+            else:
+                rest.append(self._settlement(event, outcome, destination))
+        return delivered, rest
 
     def _watch_deaths(
         self,
