@@ -73,7 +73,7 @@ faults: $(STAMP) servers ## Run only what goes wrong on purpose: kills, outages,
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
 docs: $(STAMP) ## Write docs/reference again from the code
-	$(BIN)/python -m outspark.reference
+	$(BIN)/python -m outspark.tools.reference
 
 clean: ## Remove .venv and all that the tools left behind
 	rm -rf .venv build dist bench-out spark-warehouse artifacts *.egg-info

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from outspark.version import __version__
 
 if TYPE_CHECKING:
-    from outspark.outbox import Limits, NewEvent, Outbox
+    from outspark.outbox.openoutbox import Limits, NewEvent, Outbox
 
 __all__ = ["Limits", "NewEvent", "Outbox", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("Limits", "NewEvent", "Outbox"):
-        from outspark import outbox
+        from outspark.outbox import openoutbox
 
-        return getattr(outbox, name)
+        return getattr(openoutbox, name)
     raise AttributeError(f"module 'outspark' has no attribute {name!r}")

@@ -129,7 +129,7 @@ class PartitionMissing(OutsparkError):
     def __str__(self) -> str:
         return (
             f"table {self.args[0]} has no partition for the present time, so nothing can be accepted; "
-            "create partitions ahead (outspark.partitions.Partitions does) and try again"
+            "create partitions ahead (outspark.maintenance.partitions.Partitions does) and try again"
         )
 
 

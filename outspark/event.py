@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from outspark.errors import EventInvalid, HeadersInvalid
-
-Stored = Sequence[tuple[str, bytes | None]]
-"""Headers as Kafka has them: in order, of bytes; a name may be there twice, and a value may be null."""
+from outspark.headers import Stored
 
 
 @dataclass(slots=True)
@@ -58,44 +54,3 @@ class Message:
     """Messages of the same order key must not overtake each other; None may go in any order."""
     stored: Stored = ()
     """Headers that go before the others, as they are; only for a publisher that keeps them."""
-
-
-NO_HEADERS: Mapping[str, str] = {}
-
-
-def wire_headers(headers: Any) -> Mapping[str, str]:
-    """Headers as text: strings stay, nested values and numbers become JSON text, null values are dropped.
-
-    `{"a": "x", "n": 1, "o": {"k": []}}` becomes `{"a": "x", "n": "1", "o": '{"k": []}'}`.
-    """
-    if not headers:
-        if headers is None or headers == {}:
-            return NO_HEADERS
-        raise HeadersInvalid(headers)
-    if not isinstance(headers, dict):
-        raise HeadersInvalid(headers)
-    for value in headers.values():
-        if type(value) is not str:
-            break
-    else:
-        return headers
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in headers.items()
-        if value is not None
-    }
-
-
-def text_headers(stored: Stored, others: Mapping[str, str]) -> dict[str, str]:
-    """All headers for a destination that has text, and one of a name; EventInvalid for what would be lost there."""
-    found: dict[str, str] = {}
-    for name, value in stored:
-        if name in found or name in others:
-            raise EventInvalid(f"header {name!r} is there twice, which this destination cannot carry")
-        if value is None:
-            raise EventInvalid(f"header {name!r} is null, which this destination cannot carry")
-        try:
-            found[name] = value.decode()
-        except UnicodeDecodeError:
-            raise EventInvalid(f"header {name!r} is not UTF-8, and this destination carries text") from None
-    return {**found, **others}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outspark.contracts import doorbell
 from outspark.contracts.jeap import table as jeap
-from outspark.contracts.names import TableName
 from outspark.contracts.omnibox import table as omnibox
 from outspark.contracts.openoutbox import table as openoutbox
+from outspark.database import doorbell
+from outspark.database.names import TableName
 
 if TYPE_CHECKING:
     import sqlalchemy

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from types import FrameType
 
-from outspark import logs
+from outspark.brokers.stdout import Funnel
+from outspark.config.loading import require_ends
+from outspark.config.settings import Settings
 from outspark.errors import SparkLost
-from outspark.inbox.spec import Task
-from outspark.loading import require_ends
-from outspark.publishers.stdout import Funnel
+from outspark.inbox.lane import Task
+from outspark.observability import logs
 from outspark.server import ServerThread, create_app
-from outspark.settings import Settings
 from outspark.spark.app import LanesApp
 from outspark.spark.inbox import InboxApp
 from outspark.spark.relay import RelayApp

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from outspark.errors import ExtraMissing, SettingsError
-from outspark.metrics import Histogram, Metric, Sample, Tally
+from outspark.observability.metrics import Histogram, Metric, Sample, Tally
 from outspark.version import __version__
 
 try:

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.parts import OLDEST_PROGRAMS, missing
 from tests.servers import Servers, kinds

@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from outspark.embedded.java import java_home
-from outspark.embedded.kafka_jars import class_path
-from outspark.embedded.nats import program
-from outspark.embedded.rabbitmq import program as rabbitmq_program
-from outspark.embedded.redis import program as redis_program
 from outspark.errors import OutsparkError
+from outspark.spark.java import java_home
+from outspark.tools.servers.kafka_jars import class_path
+from outspark.tools.servers.nats import program
+from outspark.tools.servers.rabbitmq import program as rabbitmq_program
+from outspark.tools.servers.redis import program as redis_program
 from tests import netns
 
 OLDEST_PROGRAMS = Path("/usr/lib/postgresql/15/bin")

@@ -7,18 +7,18 @@ from contextlib import ExitStack
 
 import pytest
 
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers.postgres import Postgres
 
 # Each executes statements of ours.
 SQL_SUITES = (
     "tests.integration.contracts.",
     "tests.integration.inbox.test_",
-    "tests.integration.jeap.",
-    "tests.integration.omnibox.",
+    "tests.integration.outbox.jeap.",
+    "tests.integration.outbox.omnibox.",
     "tests.integration.relay.",
-    "tests.integration.test_maintenance",
-    "tests.integration.test_oldest_server",
-    "tests.integration.test_outbox",
+    "tests.integration.maintenance.test_operations",
+    "tests.integration.database.",
+    "tests.integration.outbox.test_openoutbox",
 )
 
 # The same statements again, around brokers, signals and faults.
@@ -29,7 +29,7 @@ NOT_ABOUT_SQL = (
     "tests.integration.inbox.test_strategies",
     "tests.integration.inbox.test_taking",
     "tests.integration.inbox.test_work_faults",
-    "tests.integration.jeap.test_kafka",
+    "tests.integration.outbox.jeap.test_kafka",
     "tests.integration.relay.test_breaker",
     "tests.integration.relay.test_jeap_kafka",
     "tests.integration.relay.test_pooler",

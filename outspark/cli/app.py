@@ -13,12 +13,12 @@ from outspark.cli import (
     exits,
     inbox,
     init,
-    later,
     partitions,
     prune,
     reap,
     relay,
     stats,
+    tools,
     unlock,
     version,
 )
@@ -58,7 +58,7 @@ for _name, _command in (
 app.add_typer(dead.app, name="dead")
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(inbox.app, name="inbox")
-later.register(app)
+tools.register(app)
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from outspark.cli import options, output
 from outspark.cli.exits import EPILOG, NoMatch
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import OpenTable
-    from outspark.contracts.upkeep import DeadEvent, DeadFilter
+    from outspark.cli.tables import OpenTable
+    from outspark.contracts.maintenance import DeadEvent, DeadFilter
 
 app = typer.Typer(
     help="Look at events that could not be delivered, or in an inbox not handled; give them another life, or let "
@@ -75,7 +75,7 @@ def list_(
     outspark dead list --inbox billing
     ```
     """
-    from outspark.cli.sources import open_table
+    from outspark.cli.tables import open_table
 
     with open_table(config, source, inbox, url, table, contract) as opened:
         which = _Wishes(None, type, key, error, since, before).filter(opened)
@@ -109,7 +109,7 @@ def show(
     outspark dead show 0198f3c2-… --payload > payload.bin
     ```
     """
-    from outspark.cli.sources import open_table
+    from outspark.cli.tables import open_table
 
     with open_table(config, source, inbox, url, table, contract) as opened:
         event = opened.maintenance.show_dead(id)
@@ -152,7 +152,7 @@ def requeue(
     outspark dead requeue --inbox billing --error 'no such customer'
     ```
     """
-    from outspark.cli.sources import open_table
+    from outspark.cli.tables import open_table
 
     wishes = _Wishes(ids, type, key, error, since, before)
     wishes.require_some(all)
@@ -193,7 +193,7 @@ def discard(
     outspark dead discard 0198f3c2-… --yes
     ```
     """
-    from outspark.cli.sources import open_table
+    from outspark.cli.tables import open_table
 
     wishes = _Wishes(ids, type, key, error, since, before)
     wishes.require_some(all)
@@ -231,7 +231,7 @@ class _Wishes:
             raise typer.BadParameter(problem)
 
     def filter(self, opened: OpenTable) -> DeadFilter:
-        from outspark.contracts.upkeep import DeadFilter
+        from outspark.contracts.maintenance import DeadFilter
 
         ids = tuple(self.ids) if self.ids else None
         since, before = _time(opened, self.since), _time(opened, self.before)

@@ -13,14 +13,14 @@ from uuid import UUID
 
 import typer
 
-from outspark import durations
 from outspark.cli import options, output
+from outspark.config import durations
 from outspark.errors import EventInvalid
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import OpenTable
-    from outspark.new_event import NewEvent
-    from outspark.omnibox import NewOutboxEvent
+    from outspark.cli.tables import OpenTable
+    from outspark.outbox.new_event import NewEvent
+    from outspark.outbox.omnibox import NewOutboxEvent
 
 _OMNIBOX_COLUMNS = (
     "topic",
@@ -85,8 +85,8 @@ def enqueue(
     outspark enqueue --type order.paid --payload '{}' --key 0198f3c2-… --header topic=orders
     ```
     """
-    from outspark.cli.sources import open_source
-    from outspark.loading import pick_source
+    from outspark.cli.tables import open_source
+    from outspark.config.loading import pick_source
 
     events: Iterable[NewEvent]
     if type is not None:
@@ -130,15 +130,15 @@ def _write(opened: OpenTable, events: Iterator[NewEvent], batch: int, json: bool
 
 
 def _into_openoutbox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
-    from outspark.outbox import Outbox
+    from outspark.outbox.openoutbox import Outbox
 
     return [str(id) for id in Outbox(str(opened.table)).enqueue(opened.conn, *events)]
 
 
 def _into_jeap(opened: OpenTable, events: list[NewEvent]) -> list[str]:
     """The type is the topic, and the relay sends them."""
-    from outspark.jeap import JeapOutbox, NewMessage
-    from outspark.new_event import Limits, check
+    from outspark.outbox.jeap import JeapOutbox, NewMessage
+    from outspark.outbox.new_event import Limits, check
 
     messages = []
     for event in events:
@@ -154,7 +154,7 @@ def _into_jeap(opened: OpenTable, events: list[NewEvent]) -> list[str]:
 
 
 def _into_omnibox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
-    from outspark.omnibox import OmniboxOutbox
+    from outspark.outbox.omnibox import OmniboxOutbox
 
     outbox = OmniboxOutbox(str(opened.table))
     with opened.conn.transaction():
@@ -163,7 +163,7 @@ def _into_omnibox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
 
 
 def _omnibox_event(event: NewEvent) -> NewOutboxEvent:
-    from outspark.omnibox import NewOutboxEvent
+    from outspark.outbox.omnibox import NewOutboxEvent
 
     headers = dict(event.headers)
     columns: dict[str, Any] = {name: headers.pop(name) for name in _OMNIBOX_COLUMNS if name in headers}
@@ -224,7 +224,7 @@ def _event(fields: Any) -> NewEvent:
         raise EventInvalid(f"unknown field {unknown[0]!r}; known are: {', '.join(_FIELDS)}")
     if "type" not in fields or len(fields.keys() & {"payload", "payload_base64"}) != 1:
         raise EventInvalid("an event needs type, and one of payload and payload_base64")
-    from outspark.new_event import NewEvent
+    from outspark.outbox.new_event import NewEvent
 
     return NewEvent(**dict(_read(name, value) for name, value in fields.items()))
 

@@ -11,8 +11,8 @@ from outspark.cli import options
 from outspark.cli.exits import EPILOG
 
 if TYPE_CHECKING:
-    from outspark.inbox.spec import Task
-    from outspark.settings import Settings
+    from outspark.config.settings import Settings
+    from outspark.inbox.lane import Task
 
 app = typer.Typer(
     help="Take messages in from a broker, and handle each of them once.",
@@ -151,8 +151,8 @@ def _run(
     until_empty: bool,
     app: str | None = None,
 ) -> int:
+    from outspark.config.extras import require_for_inboxes
     from outspark.errors import SettingsError
-    from outspark.extras import require_for_inboxes
 
     known = ", ".join(settings.inboxes) or "(none)"
     for name in names or ():

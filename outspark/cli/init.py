@@ -11,11 +11,11 @@ import typer
 from outspark.cli import options, output
 
 if TYPE_CHECKING:
+    from outspark.config.inbox import InboxSettings
+    from outspark.config.settings import Settings, SourceSettings
     from outspark.contracts.contract import Contract
-    from outspark.contracts.names import TableName
     from outspark.contracts.privileges import Need, Who
-    from outspark.settings import Settings, SourceSettings
-    from outspark.settings.inbox import InboxSettings
+    from outspark.database.names import TableName
 
     Target = SourceSettings | InboxSettings
 
@@ -111,9 +111,9 @@ def init(
     ```
     """
     from outspark.contracts import privileges
-    from outspark.contracts.doorbell import doorbell_ddl
-    from outspark.contracts.names import TableName
-    from outspark.contracts.shape import script
+    from outspark.database.doorbell import doorbell_ddl
+    from outspark.database.names import TableName
+    from outspark.database.shape import script
 
     whose = _whose(grants, grants_for)
     if dead_letters:
@@ -209,15 +209,15 @@ def _table_of(own: Target | None, contract: Contract, *, unnamed: bool) -> str:
 
 
 def _is_inbox(target: Target | None) -> bool:
-    from outspark.settings.inbox import InboxSettings
+    from outspark.config.inbox import InboxSettings
 
     return isinstance(target, InboxSettings)
 
 
 def _target(settings: Settings, name: str | None, apply: bool, of_inbox: bool) -> tuple[str, Target | None]:
     """Where to create it; printing needs no such place. An inbox may be made in the database of a source."""
+    from outspark.config.loading import pick_inbox, pick_source
     from outspark.errors import SettingsError
-    from outspark.loading import pick_inbox, pick_source
 
     among_inboxes = of_inbox and bool(settings.inboxes or not settings.sources)
     known = len(settings.inboxes if among_inboxes else settings.sources)
@@ -230,11 +230,11 @@ def _target(settings: Settings, name: str | None, apply: bool, of_inbox: bool) -
 
 
 def _dead_letters(name: str, target: Target | None, table: str | None, apply: bool) -> None:
-    from outspark.cli.making import Maker
-    from outspark.cli.sources import connect
-    from outspark.contracts.names import TableName, resolve
-    from outspark.contracts.shape import script
-    from outspark.inbox import letters
+    from outspark.cli.create import Maker
+    from outspark.cli.tables import connect
+    from outspark.database.names import TableName, resolve
+    from outspark.database.shape import script
+    from outspark.inbox import dead_letters as letters
 
     settings = getattr(target, "dead_letter", None)
     chosen = TableName.parse(table or (settings and settings.table) or DEAD_LETTERS)
@@ -251,7 +251,7 @@ def _dead_letters(name: str, target: Target | None, table: str | None, apply: bo
 
 
 def _ignored(target: Target) -> tuple[str, ...]:
-    from outspark.settings import SourceSettings
+    from outspark.config.settings import SourceSettings
 
     return target.jeap.ignore if isinstance(target, SourceSettings) else ()
 
@@ -266,10 +266,10 @@ def _create(
     beside: Callable[[TableName], list[Need]],
     granted: Callable[[TableName], list[str]],
 ) -> None:
-    from outspark.cli.making import Maker
-    from outspark.cli.sources import connect
-    from outspark.contracts import doorbell
-    from outspark.contracts.names import resolve
+    from outspark.cli.create import Maker
+    from outspark.cli.tables import connect
+    from outspark.database import doorbell
+    from outspark.database.names import resolve
 
     with connect("inbox" if _is_inbox(target) else "source", name, target) as conn:
         with conn.transaction():

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outspark import durations
+from outspark.config import durations
 
 if TYPE_CHECKING:
-    from outspark.settings import Settings
+    from outspark.config.settings import Settings
 
 Config = Annotated[
     Path | None,
@@ -79,8 +79,8 @@ def load_settings(
     **flags: Any,
 ) -> Settings:
     """Flags that were not given are None. Those of a table go to the named source or inbox, or to the `only` one."""
-    from outspark.layers import Given
-    from outspark.loading import load
+    from outspark.config.layers import Given
+    from outspark.config.loading import load
 
     whose = f"sources.{source}" if source is not None else f"inboxes.{inbox}" if inbox is not None else only
     overrides: dict[str, Given] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from outspark import durations
+from outspark.config import durations
 from outspark.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from outspark.cli import options, output
 from outspark.cli.exits import EPILOG
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import OpenTable
-    from outspark.contracts.partitions import Partition, Size
-    from outspark.partitions import Changes
-    from outspark.settings.inbox import PartitionSettings
+    from outspark.cli.tables import OpenTable
+    from outspark.config.fields import PartitionSettings
+    from outspark.database.partitions import Partition, Size
+    from outspark.maintenance.partitions import Changes
 
 app = typer.Typer(
     help="See the partitions of an outbox or inbox, and keep them: made ahead, dropped when all in them is final and "
@@ -46,8 +46,8 @@ def list_(
     outspark partitions list --source orders --json | jq -r '.partitions[].name'
     ```
     """
-    from outspark.cli.sources import open_table
-    from outspark.contracts import partitions
+    from outspark.cli.tables import open_table
+    from outspark.database import partitions
 
     with open_table(config, source, inbox, url, table, contract) as opened:
         partitions.require_split(opened.conn, opened.table)
@@ -114,8 +114,8 @@ def keep(
     outspark partitions keep --source orders --retention 30d --json
     ```
     """
-    from outspark.cli.sources import open_table
-    from outspark.partitions import Partitions
+    from outspark.cli.tables import open_table
+    from outspark.maintenance.partitions import Partitions
 
     given = _given(every, ahead, retention)
     with open_table(config, source, inbox, url, table, contract) as opened:
@@ -136,8 +136,8 @@ def _given(every: str | None, ahead: int | None, retention: str | None) -> dict[
     """The flags that were given, once they are right."""
     from pydantic import ValidationError
 
-    from outspark import allowed
-    from outspark.settings.inbox import PartitionSettings
+    from outspark.config import describe
+    from outspark.config.fields import PartitionSettings
 
     flags = {"every": every, "ahead": ahead, "retention": retention}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -145,15 +145,15 @@ def _given(every: str | None, ahead: int | None, retention: str | None) -> dict[
         PartitionSettings.model_validate(given)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        words = allowed.words(PartitionSettings.model_fields[name])
+        words = describe.words(PartitionSettings.model_fields[name])
         raise typer.BadParameter(f"--{name} {given[name]} must be {words}") from None
     return given
 
 
 def _wanted(opened: OpenTable, given: dict[str, Any]) -> PartitionSettings:
     """What the settings say, with the flags over it."""
+    from outspark.config.fields import PartitionSettings
     from outspark.errors import SettingsError
-    from outspark.settings.inbox import PartitionSettings
 
     if opened.contract != "omnibox":
         raise SettingsError(
@@ -180,7 +180,7 @@ def _lines(verb: str, names: Iterable[str]) -> list[str]:
 
 
 def _holds(partition: Partition, now: datetime) -> bool:
-    from outspark.contracts.partitions import FIRST, LAST
+    from outspark.database.partitions import FIRST, LAST
 
     return not partition.is_default and (partition.first or FIRST) <= now < (partition.last or LAST)
 

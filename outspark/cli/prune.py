@@ -10,8 +10,8 @@ import typer
 from outspark.cli import options, output
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import Kind
-    from outspark.maintenance import Maintenance, Pruned, Retention
+    from outspark.cli.tables import Kind
+    from outspark.maintenance.operations import Maintenance, Pruned, Retention
 
 
 def prune(
@@ -58,8 +58,8 @@ def prune(
     outspark prune --inbox billing --delivered-age 30d
     ```
     """
-    from outspark.cli.sources import open_table
-    from outspark.maintenance import Retention
+    from outspark.cli.tables import open_table
+    from outspark.maintenance.operations import Retention
 
     if delivered_age is None and dead_age is None:
         raise typer.BadParameter("nothing to do: give --delivered-age, --dead-age or both, such as 7d")
@@ -80,7 +80,7 @@ def prune(
 
 
 def _delete(maintenance: Maintenance, retention: Retention, expected: Pruned, batch: int) -> Pruned:
-    from outspark.maintenance import Pruned
+    from outspark.maintenance.operations import Pruned
 
     done = Pruned()
     with output.progress() as bar:

@@ -35,7 +35,7 @@ def reap(
     outspark reap --inbox billing
     ```
     """
-    from outspark.cli.sources import open_table
+    from outspark.cli.tables import open_table
 
     age = options.parse_duration(lease_timeout) if lease_timeout else None
     returned: list[str] = []

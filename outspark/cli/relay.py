@@ -83,7 +83,7 @@ def relay(
         log_level=log_level,
         log_format=log_format,
     )
-    from outspark.extras import require_for_relay
+    from outspark.config.extras import require_for_relay
 
     require_for_relay(settings)
     from outspark.runner import run

@@ -9,9 +9,9 @@ import typer
 from outspark.cli import options, output
 
 if TYPE_CHECKING:
-    from outspark.cli.sources import Kind
-    from outspark.contracts.upkeep import Stats
-    from outspark.settings import Settings
+    from outspark.cli.tables import Kind
+    from outspark.config.settings import Settings
+    from outspark.contracts.maintenance import Stats
 
 _COLUMNS = ("pending", "backoff", "scheduled")
 _HELD_DEAD_DONE = {"source": ("delivering", "dead", "delivered"), "inbox": ("locked", "dead", "completed")}
@@ -48,7 +48,7 @@ def stats(
     outspark stats --json | jq '.sources[].dead'
     ```
     """
-    from outspark.cli.sources import load
+    from outspark.cli.tables import load
 
     settings = load(config, source, inbox, url, table, contract)
     found = _read(settings, source, inbox, exact)
@@ -69,8 +69,8 @@ def stats(
 def _read(
     settings: Settings, source: str | None, inbox: str | None, exact: bool
 ) -> dict[Kind, dict[str, Stats]]:
-    from outspark.cli.sources import open_inbox, open_source
-    from outspark.loading import pick_inbox, pick_source
+    from outspark.cli.tables import open_inbox, open_source
+    from outspark.config.loading import pick_inbox, pick_source
 
     sources: dict[str, Any] = {} if inbox is not None else dict(settings.sources)
     inboxes: dict[str, Any] = {} if source is not None else dict(settings.inboxes)

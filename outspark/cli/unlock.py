@@ -35,7 +35,7 @@ def unlock(
     outspark unlock 0198f3c2-… 0198f3c3-… --source orders --reason 'relay hangs, OPS-12'
     ```
     """
-    from outspark.cli.sources import open_table
+    from outspark.cli.tables import open_table
 
     with open_table(config, source, inbox, url, table, contract) as opened:
         unlocked = opened.maintenance.unlock(ids, reason)

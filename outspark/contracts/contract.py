@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import psycopg
 
-from outspark.contracts.findings import Finding
-from outspark.contracts.names import TableName
-from outspark.contracts.upkeep import Upkeep
+from outspark.contracts.maintenance import Upkeep
+from outspark.database.check import Finding
+from outspark.database.names import TableName
 from outspark.event import Event
 from outspark.outcome import DeadKind
 
 if TYPE_CHECKING:
-    from outspark.settings import SourceSettings
+    from outspark.config.settings import SourceSettings
 
 State = Literal["done", "ready", "dead"]
 

@@ -10,8 +10,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from outspark.contracts import deliveries, slots
-from outspark.contracts.names import TableName
+from outspark.database import deliveries, slots
+from outspark.database.names import TableName
 
 if TYPE_CHECKING:
     from outspark.contracts.contract import Contract

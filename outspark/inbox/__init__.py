@@ -12,15 +12,15 @@ with Worker(url, "inbox_events", router, WorkSettings(group="billing")) as worke
 
 from __future__ import annotations
 
+from outspark.brokers.feed import Feed, Received
+from outspark.config.inbox import AcceptSettings, Strategy, WorkSettings
 from outspark.errors import NotNow, Reject
-from outspark.inbox.accept import Acceptor
-from outspark.inbox.arrivals import Accepted, Duplicate, New, OutOfPartitions, Refused
 from outspark.inbox.event import InboxEvent
-from outspark.inbox.intake import Feed, Intake
-from outspark.inbox.message import Received
+from outspark.inbox.handling.worker import Worker
+from outspark.inbox.intake.acceptor import Acceptor
+from outspark.inbox.intake.batch import Accepted, Duplicate, New, OutOfPartitions, Refused
+from outspark.inbox.intake.consumer import Intake
 from outspark.inbox.router import Router
-from outspark.inbox.work import Worker
-from outspark.settings.inbox import AcceptSettings, Strategy, WorkSettings
 
 __all__ = [
     "AcceptSettings",

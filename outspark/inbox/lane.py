@@ -1,21 +1,92 @@
-"""A lane of an inbox, for one shift: it takes messages in, or handles events. Knows nothing of what hosts it."""
+"""A lane of an inbox: what it is told, and how it takes messages in or handles events for one shift."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from outspark.causes import Trouble
+from outspark.config.inbox import InboxSettings
+from outspark.config.settings import Settings, SourceSettings
 from outspark.errors import SettingsError
-from outspark.inbox import letters
-from outspark.inbox.app import load_router
-from outspark.inbox.guard import Records
-from outspark.inbox.signals import Signals
-from outspark.inbox.spec import InboxSpec
-from outspark.inbox.taking import Taker
-from outspark.inbox.work import Worker
-from outspark.metrics import HANDOVERS_TOTAL, Tally
-from outspark.relay.lane import Report
+from outspark.hosting.shift import Signals
+from outspark.hosting.spec import HostedSpec, Report
+from outspark.inbox import dead_letters
+from outspark.inbox.handling.guard import Records
+from outspark.inbox.handling.worker import Worker
+from outspark.inbox.intake.consumer import Taker
+from outspark.inbox.router import load_router
+from outspark.observability.causes import Trouble
+from outspark.observability.metrics import HANDOVERS_TOTAL, Tally
+
+Task = Literal["take", "work"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxSpec(HostedSpec):
+    """One lane of one inbox. `number` counts those of the same inbox and task; `lane` counts all of the run."""
+
+    name: str
+    settings: InboxSettings
+    task: Task
+    number: int
+    outbox: SourceSettings | None = None
+    """Where letters about dead events go, if they go to an outbox."""
+
+    @property
+    def url(self) -> str:
+        return self.settings.url.get_secret_value()
+
+    @property
+    def member(self) -> str:
+        """What the broker knows this lane by: the same from shift to shift, so that no shift rebalances the group."""
+        return f"{self.relay.id}-{self.name}-{self.number}"
+
+
+def inbox_lanes(
+    settings: Settings,
+    names: Sequence[str],
+    tasks: Sequence[Task],
+    instance: str,
+    environ: Mapping[str, str],
+) -> list[InboxSpec]:
+    """As many lanes as the settings say for each inbox and task."""
+    wanted = [
+        (name, task, number) for name in names for task in tasks for number in range(settings.relay.lanes)
+    ]
+    for name in names:
+        _check(name, settings.inboxes[name], tasks)
+    return [
+        InboxSpec(
+            relay=settings.relay,
+            instance=instance,
+            lane=lane,
+            environ=environ,
+            name=name,
+            settings=settings.inboxes[name],
+            task=task,
+            number=number,
+            outbox=_outbox(settings, settings.inboxes[name]),
+        )
+        for lane, (name, task, number) in enumerate(wanted)
+    ]
+
+
+def _check(name: str, inbox: InboxSettings, tasks: Sequence[Task]) -> None:
+    if "take" in tasks and inbox.feed is None:
+        raise SettingsError(
+            f"inboxes.{name}.feed is needed to take messages in; write a [inboxes.{name}.feed] table"
+        )
+    if "work" in tasks and inbox.app is None:
+        raise SettingsError(
+            f"inboxes.{name}.app is needed to handle events: give --app module:router, or write it down"
+        )
+
+
+def _outbox(settings: Settings, inbox: InboxSettings) -> SourceSettings | None:
+    letter = inbox.dead_letter
+    return settings.sources[letter.outbox] if letter is not None and letter.outbox is not None else None
+
 
 _records: dict[tuple[str, int], Records] = {}
 """What this process saw of handlers in earlier shifts of a lane: one may be too short to tell that they are broken."""
@@ -32,7 +103,7 @@ class InboxLane:
 
         `moved` is called again and again, also while handlers run, for whoever watches that the lane moves.
         """
-        signals = Signals(self.spec, until, moved)
+        signals = Signals(self.spec, self.spec.url, f"{self.spec.task} {self.spec.number}", until, moved)
         try:
             if self.spec.task == "take":
                 self._take(signals)
@@ -63,7 +134,7 @@ class InboxLane:
         if settings.app is None:
             raise SettingsError(f"inboxes.{self.spec.name}.app says which handlers there are, and is missing")
         router = load_router(settings.app)
-        on_dead = letters.writer(settings, self.spec.outbox)
+        on_dead = dead_letters.writer(settings, self.spec.outbox)
         worker = Worker(
             settings.url.get_secret_value(),
             settings.table,

@@ -8,10 +8,11 @@ from typing import Final
 
 import psycopg
 
-from outspark import durations, error_text
-from outspark.error_text import storable
+from outspark import redaction
+from outspark.config import durations
 from outspark.errors import NotNow, Reject
 from outspark.outcome import Dead, Held, Retry, Skipped
+from outspark.redaction import storable
 
 # Nobody's fault: two transactions got in each other's way.
 _COLLISIONS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
@@ -44,7 +45,7 @@ class TimedOut(Exception):
 
 def judge(error: BaseException) -> Retry | Dead:
     """What an error makes of its event."""
-    text = error_text.of(error)
+    text = redaction.of(error)
     match error:
         case Reject():
             return Dead(text or "rejected by its handler")

@@ -1,23 +1,26 @@
-"""Which handler is called for which event, and with what: `@router.on("user.created", source="users")`."""
+"""Which handler an event goes to: `Router` collects handlers, and an app is a router that is named by `module:name`."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import translate
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
 from pydantic import BaseModel, ValidationError
 
-from outspark.errors import HandlerInvalid, Reject
-from outspark.inbox import sessions
+from outspark.config import importing
+from outspark.errors import HandlerInvalid, Reject, SettingsError
 from outspark.inbox.event import InboxEvent
+from outspark.inbox.handling import sqlalchemy_sessions
 
 Make = Callable[[InboxEvent, "Handle"], Any]
 H = TypeVar("H", bound=Callable[..., Any])
@@ -156,7 +159,7 @@ def _handler(function: Callable[..., Any], timeout: timedelta | None) -> Handler
                 "a psycopg connection, a SQLAlchemy session, or a parameter called payload, event or conn"
             )
         _check_handle(name, parameter.name, hint, is_async)
-        wants_session = wants_session or sessions.is_session(hint)
+        wants_session = wants_session or sqlalchemy_sessions.is_session(hint)
         arguments[parameter.name] = make
     return Handler(function, name, is_async, arguments, timeout, wants_session)
 
@@ -180,7 +183,7 @@ def _maker(name: str, hint: Any) -> Make | None:
             return lambda event, handle: event
         if issubclass(bare, psycopg.Connection | psycopg.AsyncConnection):
             return lambda event, handle: handle.conn
-        if sessions.is_session(bare):
+        if sqlalchemy_sessions.is_session(bare):
             return lambda event, handle: handle.session
         if issubclass(bare, dict):
             return _payload_object
@@ -220,12 +223,23 @@ def _check_handle(name: str, parameter: str, hint: Any, is_async: bool) -> None:
     if not isinstance(bare, type):
         return
     wrong: str | None = None
-    if issubclass(bare, psycopg.AsyncConnection) or sessions.is_async_session(bare):
+    if issubclass(bare, psycopg.AsyncConnection) or sqlalchemy_sessions.is_async_session(bare):
         wrong = None if is_async else "an async one"
-    elif issubclass(bare, psycopg.Connection) or sessions.is_session(bare):
+    elif issubclass(bare, psycopg.Connection) or sqlalchemy_sessions.is_session(bare):
         wrong = "one that is not async" if is_async else None
     if wrong is not None:
         kind = "async def" if is_async else "def"
         raise HandlerInvalid(
             f"{name}: {parameter} is {bare.__name__}, and a `{kind}` handler is not given {wrong}"
         )
+
+
+def load_router(name: str) -> Router:
+    """SettingsError when there is none. The working folder counts, as it does for `python -m`."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found = importing.find("app", name, "router")
+    if not isinstance(found, Router):
+        raise SettingsError(f'app = "{name}" is no Router but {type(found).__name__}')
+    return found

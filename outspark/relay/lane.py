@@ -10,40 +10,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from outspark.metrics import HANDOVERS_TOTAL, Tally
-from outspark.relay import workbench
-from outspark.relay.breaker import Destination
-from outspark.relay.desk import Desk
+from outspark.delivery.destination import Destination
+from outspark.hosting import process
+from outspark.hosting.spec import LEAD, LONGEST_OVERSTAY, Report
+from outspark.observability.metrics import HANDOVERS_TOTAL, Tally
+from outspark.relay.session import Desk
 from outspark.relay.spec import LaneSpec, databases
 
 log = logging.getLogger(__name__)
-
-LEAD = 1.0
-"""Seconds between the start of the next shift and the end of this one, for the next to get warm."""
 LONGEST_WAIT = 0.5
-LONGEST_OVERSTAY = 30.0
 MOST_TOLD = 100
 """Closed topics of a destination that a report names; each has a gauge."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What a shift brings home; plain JSON."""
-
-    lane: int
-    shift: int
-    tally: dict[str, Any]
-    breakers: dict[str, str]
-    """Destinations that are down, and why."""
-    problems: list[str]
-    stopped: bool
-    closed: list[dict[str, Any]] = field(default_factory=list)
-    """Topics that take nothing (destination, topic) and types that are paused (source, type): reason and since."""
-    causes: dict[str, Any] = field(default_factory=dict)
-    """What went wrong, as in `outspark.causes.Trouble`."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
@@ -64,8 +41,8 @@ class Lane:
         ends = started + spec.relay.shift.total_seconds() + LEAD
         # Without relief a lane works on, so that a cluster short of task slots delays nothing; but not for ever.
         latest = ends + max(spec.relay.shift.total_seconds(), LONGEST_OVERSTAY)
-        tracing = workbench.tracer(spec.environ)
-        destinations = self.destinations or workbench.destinations(spec.destinations)
+        tracing = process.tracer(spec.environ)
+        destinations = self.destinations or process.destinations(spec.destinations)
         self.desks = [
             Desk(spec, url, shares, destinations, self.tally, tracing, moved or _unwatched)
             for url, shares in databases(spec.shares).items()

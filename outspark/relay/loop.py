@@ -8,23 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from outspark import metrics
-from outspark.contracts.arrays import Texts
+from outspark.database.arrays import Texts
+from outspark.database.deliveries import Deliveries
+from outspark.database.shedlock import ShedLock
+from outspark.delivery.dead_guard import LONGEST_PAUSE, DeadGuard
+from outspark.delivery.destination import Block, Breaker, Destination
+from outspark.delivery.dispatcher import NOWHERE, Dispatched, Dispatcher
 from outspark.errors import OwnershipLost
 from outspark.event import Event
+from outspark.observability import metrics
 from outspark.outcome import DELIVERED, Held, Outcome, Retry
-from outspark.relay.breaker import Breaker, Destination
-from outspark.relay.dead_guard import LONGEST_PAUSE, DeadGuard
-from outspark.relay.deliveries import Deliveries
-from outspark.relay.dispatch import NOWHERE, Dispatched, Dispatcher
-from outspark.relay.doorbell import Doorbell, Polling
-from outspark.relay.keys import Block
-from outspark.relay.lowwater import BEGINNING, LowWater
-from outspark.relay.note import MOST_KEYS, Note, Waiting
-from outspark.relay.settling import Settler, waits_for
-from outspark.relay.shedlock import ShedLock
+from outspark.relay.handover import MOST_KEYS, Note, Waiting
+from outspark.relay.low_water import BEGINNING, LowWater
+from outspark.relay.ownership import Tenure
+from outspark.relay.settle import Settler, waits_for
 from outspark.relay.source import NOTHING, Batch, Source
-from outspark.relay.tenure import Tenure
+from outspark.relay.waking import Doorbell, Polling
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from outspark import metrics
+from outspark.config.settings import SourceSettings
 from outspark.contracts.contract import LaneStatements
-from outspark.contracts.upkeep import Upkeep
+from outspark.contracts.maintenance import Upkeep
+from outspark.database.session import Connection
 from outspark.event import Event
-from outspark.metrics import Tally
-from outspark.relay.connection import Connection
-from outspark.relay.keys import BlockedKeys
-from outspark.settings import SourceSettings
+from outspark.observability import metrics
+from outspark.observability.metrics import Tally
+from outspark.relay.blocked_keys import BlockedKeys
 
 
 @dataclass(frozen=True, slots=True)

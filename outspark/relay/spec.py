@@ -1,14 +1,17 @@
-"""What a lane is told: a plain value that travels to wherever the lane is hosted."""
+"""What a lane of a relay is told, and how slots are spread over lanes."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import Self
+from dataclasses import dataclass
 
-from outspark.settings import DestinationSettings, RelaySettings, RouteSettings, Settings, SourceSettings
+from outspark.config.settings import (
+    DestinationSettings,
+    RouteSettings,
+    Settings,
+    SourceSettings,
+)
+from outspark.hosting.spec import HostedSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,36 +21,6 @@ class Share:
     name: str
     settings: SourceSettings
     slots: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostedSpec:
-    """What every kind of lane is told. `instance` names one run, so that two with the same id stay apart."""
-
-    relay: RelaySettings
-    instance: str
-    lane: int
-    shift: int = 0
-    environ: Mapping[str, str] = field(default_factory=dict)
-
-    def for_shift(self, shift: int, length: timedelta) -> Self:
-        return replace(self, shift=shift, relay=self.relay.model_copy(update={"shift": length}))
-
-    @property
-    def channel(self) -> str:
-        """Where the driver and the lanes of this run talk to each other."""
-        return f"outspark_{self.instance}"
-
-    @property
-    def baton(self) -> tuple[int, int]:
-        """The lock that a lane's shifts hand over: only its holder works."""
-        return baton_class(self.instance), self.lane
-
-
-def baton_class(instance: str) -> int:
-    """The class of the locks that the lanes of one run hold."""
-    unsigned = zlib.crc32(f"outspark/baton/{instance}".encode())
-    return unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from outspark import metrics, telemetry
-from outspark.causes import Causes
+from outspark.config.settings import Settings
 from outspark.errors import ExtraMissing
-from outspark.metrics import Tally
-from outspark.partitioning import PartitionKeeper
-from outspark.relay.spec import HostedSpec
-from outspark.settings import Settings
+from outspark.hosting.spec import HostedSpec
+from outspark.maintenance.partitions import PartitionKeeper
+from outspark.observability import metrics, otel
+from outspark.observability.causes import Causes
+from outspark.observability.metrics import Tally
 
 try:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ class LanesApp(ABC):
         self._tag = f"outspark-{instance}"
         self._shifts: list[Shifts] = []
         self._threads: list[threading.Thread] = []
-        self._export = telemetry.metrics_export(self.metrics, os.environ)
+        self._export = otel.metrics_export(self.metrics, os.environ)
 
     def __enter__(self) -> Self:
         self.start()

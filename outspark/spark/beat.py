@@ -21,11 +21,12 @@ from types import FrameType
 import psycopg
 
 import outspark
+from outspark.database.connecting import Connecting
+from outspark.database.session import connect
 from outspark.errors import OutsparkError
-from outspark.inbox.spec import InboxSpec
-from outspark.relay.connecting import Connecting
-from outspark.relay.connection import connect
-from outspark.relay.spec import HostedSpec, LaneSpec
+from outspark.hosting.spec import HostedSpec
+from outspark.inbox.lane import InboxSpec
+from outspark.relay.spec import LaneSpec
 
 log = logging.getLogger(__name__)
 

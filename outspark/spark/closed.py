@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from outspark import metrics
-from outspark.metrics import Tally
+from outspark.observability import metrics
+from outspark.observability.metrics import Tally
 
 
 class Thing(NamedTuple):

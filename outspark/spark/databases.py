@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from outspark.database.session import Connection, connect
+from outspark.database.tls import explained
 from outspark.errors import OutsparkError
-from outspark.postgres_tls import explained
+from outspark.hosting import control
 from outspark.redaction import redact
-from outspark.relay import control
-from outspark.relay.connection import Connection, connect
 from outspark.spark.asking import Asker
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from outspark.contracts.names import TableName
+from outspark.config.settings import twice
+from outspark.database.names import TableName
 from outspark.errors import SettingsError
-from outspark.settings import twice
 
 # A cluster and its copy have the same identifier, so the start of the server belongs to it as well.
 IDENTITY = """\

@@ -9,22 +9,22 @@ from typing import Any
 
 import psycopg
 
-from outspark import metrics, telemetry
+from outspark.brokers import open_feed
+from outspark.config.inbox import InboxSettings
+from outspark.config.settings import Settings
 from outspark.contracts import privileges
-from outspark.contracts.findings import refuse_errors
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox import check
+from outspark.contracts.maintenance import Stats
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_guard import PausedType, paused_types
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
-from outspark.contracts.upkeep import Stats
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.table import check_table
+from outspark.database.check import refuse_errors
+from outspark.database.names import TableName
 from outspark.errors import DatabaseRefused, OutsparkError
-from outspark.inbox.app import load_router
-from outspark.inbox.feeds import open_feed
-from outspark.inbox.spec import Task, inbox_lanes
+from outspark.inbox.lane import Task, inbox_lanes
+from outspark.inbox.router import load_router
+from outspark.observability import metrics, otel
 from outspark.redaction import redact
-from outspark.settings import Settings
-from outspark.settings.inbox import InboxSettings
 from outspark.spark.app import LanesApp
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
@@ -43,7 +43,7 @@ class InboxApp(LanesApp):
 
     def __init__(self, settings: Settings, names: Sequence[str], tasks: Sequence[Task]) -> None:
         instance = secrets.token_hex(4)
-        specs = inbox_lanes(settings, names, tasks, instance, telemetry.variables(os.environ))
+        specs = inbox_lanes(settings, names, tasks, instance, otel.variables(os.environ))
         self._inboxes = {name: settings.inboxes[name] for name in names}
         self._tasks = tasks
         self._identities = Identities("inboxes")
@@ -100,7 +100,7 @@ class InboxApp(LanesApp):
             wanted = ("SELECT", *(TASK_NEEDS[task] for task in self._tasks))
             if lacks := privileges.lacking(conn, [privileges.Need(table, wanted)]):
                 raise DatabaseRefused(" ".join(lacks))
-            refuse_errors(table, check.check_table(conn, table, inbox=True))
+            refuse_errors(table, check_table(conn, table, inbox=True))
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:
         """To open a feed finds out about wrong options; whether its broker answers, only a check."""

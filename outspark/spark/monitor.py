@@ -12,18 +12,19 @@ from typing import Any
 
 import psycopg
 
-from outspark import contracts, metrics
+from outspark import contracts
+from outspark.brokers import Publisher, open_publisher
+from outspark.config.settings import Settings, SourceSettings
 from outspark.contracts import privileges
-from outspark.contracts import slots as slot_statements
-from outspark.contracts.findings import refuse_errors
-from outspark.contracts.names import TableName, resolve
-from outspark.contracts.upkeep import Gauge, Stats
+from outspark.contracts.maintenance import Gauge, Stats
+from outspark.database import slots as slot_statements
+from outspark.database.check import refuse_errors
+from outspark.database.names import TableName, resolve
+from outspark.database.session import Connection
 from outspark.errors import DatabaseRefused, OutsparkError
-from outspark.metrics import Tally
-from outspark.publishers import Publisher, open_publisher
-from outspark.relay.connection import Connection
-from outspark.relay.shedlock import relay_lock
-from outspark.settings import Settings, SourceSettings
+from outspark.observability import metrics
+from outspark.observability.metrics import Tally
+from outspark.relay.assembly import relay_lock
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
 from outspark.spark.patience import Patience

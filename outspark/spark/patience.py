@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from outspark.relay.lane import LEAD
-from outspark.settings import Settings, SourceSettings
+from outspark.config.settings import Settings, SourceSettings
+from outspark.hosting.spec import LEAD
 
 SLACK = 1.0
 """Seconds for what is done before and after a batch is published."""

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 
 from outspark import contracts
-from outspark.contracts import slots as slot_statements
-from outspark.contracts.names import TableName, lock_class
-from outspark.relay.spec import baton_class
-from outspark.settings import SourceSettings
+from outspark.config.settings import SourceSettings
+from outspark.database import slots as slot_statements
+from outspark.database.names import TableName, lock_class
+from outspark.hosting.spec import baton_class
 from outspark.spark.patience import START, Patience
 
 SILENT = """\

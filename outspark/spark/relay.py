@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outspark import metrics, telemetry
-from outspark.contracts.upkeep import Stats
+from outspark.config.settings import Settings
+from outspark.contracts.maintenance import Stats
+from outspark.database.shedlock import holder
+from outspark.maintenance.jeap_housekeeping import Housekeeper
+from outspark.observability import metrics, otel
 from outspark.redaction import redact
-from outspark.relay.housekeeping import Housekeeper
-from outspark.relay.shedlock import holder
 from outspark.relay.spec import share_out
-from outspark.settings import Settings
 from outspark.spark.app import LanesApp
 from outspark.spark.closed import Closed, tell
 from outspark.spark.monitor import Monitor, as_json
@@ -25,7 +25,7 @@ class RelayApp(LanesApp):
 
     def __init__(self, settings: Settings) -> None:
         instance = secrets.token_hex(4)
-        specs = share_out(settings, instance, telemetry.variables(os.environ))
+        specs = share_out(settings, instance, otel.variables(os.environ))
         self.monitor = Monitor(settings, instance, specs[0].channel)
         self._open_breakers: dict[int, dict[str, str]] = {}
         """Lane -> destinations that were down for it when its last shift ended, and why."""

@@ -17,8 +17,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from outspark.embedded.java import prepare_environment
-from outspark.settings import RelaySettings
+from outspark.config.settings import RelaySettings
+from outspark.spark.java import prepare_environment
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from outspark.relay.spec import HostedSpec
-from outspark.settings import LogSettings
-from outspark.spark.lanes import run_shift
+from outspark.config.settings import LogSettings
+from outspark.hosting.spec import HostedSpec
 from outspark.spark.session import has_ended
+from outspark.spark.task import run_shift
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         "outspark.cli.app",
-        "outspark.cli.sources",
+        "outspark.cli.tables",
         "outspark.contracts",
-        "outspark.maintenance",
-        "outspark.partitions",
+        "outspark.maintenance.operations",
+        "outspark.maintenance.partitions",
     ]
 )
 TIMEOUT = 60.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.place import Place, open_place
 from tests.acceptance.relay_process import StartRelay, relays
 

@@ -18,8 +18,8 @@ import psycopg
 from nats.errors import Error as NatsError
 
 from outspark.contracts.omnibox.table import kind
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.relay_process import RelayProcess, StartRelay, relays
 from tests.history.inbox.brokers import NatsBroker
 from tests.history.inbox.drafts import Draft

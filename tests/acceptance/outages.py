@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import nats
 from aio_pika.abc import AbstractChannel, ExchangeType
 
-from outspark.embedded.kafka import Kafka
-from outspark.embedded.nats import Nats
-from outspark.embedded.rabbitmq import RabbitMQ
-from outspark.embedded.redis import Redis
+from outspark.tools.servers.kafka import Kafka
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.rabbitmq import RabbitMQ
+from outspark.tools.servers.redis import Redis
 from tests.acceptance.arrivals import Stream
-from tests.integration.publishers.http_rig import HttpRig
-from tests.integration.publishers.kafka_rig import KafkaRig, delete_topic, records, topic_names
-from tests.integration.publishers.rabbitmq_rig import RabbitMQRig, on_channel
-from tests.integration.publishers.receiver import Receiver
-from tests.integration.publishers.redis_rig import RedisRig, command
+from tests.integration.brokers.http_rig import HttpRig
+from tests.integration.brokers.kafka_rig import KafkaRig, delete_topic, records, topic_names
+from tests.integration.brokers.rabbitmq_rig import RabbitMQRig, on_channel
+from tests.integration.brokers.receiver import Receiver
+from tests.integration.brokers.redis_rig import RedisRig, command
 from tests.waiting import wait_for
 
 

@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 
 from outspark import contracts
-from outspark.contracts.names import TableName
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.database.names import TableName
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.arrivals import Arrival, Stream
 from tests.waiting import wait_for
 

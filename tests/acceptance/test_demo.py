@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from outspark.contracts.upkeep import Stats
-from outspark.demo import billing, bills, shop, verdict
-from outspark.demo.bills import Bills
-from outspark.demo.brokers import NAMES
-from outspark.demo.consumer import Traffic
-from outspark.demo.proof import Fact, Proof, prove
-from outspark.demo.report import Billing, Incident, Report, latency
+from outspark.contracts.maintenance import Stats
+from outspark.tools.demo import billing, shop, summary
+from outspark.tools.demo import billing as bills
+from outspark.tools.demo.billing import Bills
+from outspark.tools.demo.brokers import NAMES
+from outspark.tools.demo.consumer import Traffic
+from outspark.tools.demo.proof import Fact, Proof, prove
+from outspark.tools.demo.report import Billing, Incident, Report, latency
 from tests.databases import Database
 from tests.waiting import wait_for
 
@@ -157,7 +158,7 @@ KEPT_BOTH = replace(
 def test_the_last_words_say_who_dropped_what_came_twice(
     report: Report, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict.show(report, as_json=False)
+    summary.show(report, as_json=False)
     assert told in capsys.readouterr().out
 
 
@@ -202,7 +203,7 @@ def test_the_second_half_counts_too(wrong: Billing) -> None:
 
 
 def test_the_last_words_show_the_query_and_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict.show(BILLED, as_json=False)
+    summary.show(BILLED, as_json=False)
     words = capsys.readouterr().out
     for line in bills.COMPARE.splitlines():
         assert line.strip() in words

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.place import open_place
 from tests.acceptance.relay_process import START, RelayProcess, StartRelay
 from tests.acceptance.writer import enqueue

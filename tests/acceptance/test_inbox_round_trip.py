@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from outspark.contracts.omnibox.table import kind
-from outspark.embedded.postgres import Postgres
-from outspark.omnibox import NewOutboxEvent, OmniboxOutbox
+from outspark.outbox.omnibox import NewOutboxEvent, OmniboxOutbox
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.inbox_site import Site, prepare
 from tests.acceptance.relay_process import START, RelayProcess, relays
 
@@ -95,7 +95,7 @@ class RoundTripSite(Site):
 def site(tmp_path: Path) -> Iterator[RoundTripSite]:
     from confluent_kafka.admin import NewTopic
 
-    from tests.integration.publishers.kafka_rig import create_topics, shared_server
+    from tests.integration.brokers.kafka_rig import create_topics, shared_server
 
     kafka, topic = shared_server(), f"orders-{uuid4().hex}"
     create_topics(kafka, [NewTopic(topic, num_partitions=PARTITIONS)])

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
-from outspark.metrics import METRICS
-from outspark.outbox import NewEvent, Outbox
+from outspark.observability.metrics import METRICS
+from outspark.outbox.openoutbox import NewEvent, Outbox
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.place import Place, open_place
 from tests.acceptance.relay_process import START, RelayProcess, relays
 from tests.waiting import wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outspark.outbox import NewEvent, Outbox
+from outspark.outbox.openoutbox import NewEvent, Outbox
 from tests.acceptance.place import Place
 from tests.acceptance.relay_process import START, RelayProcess, StartRelay
 from tests.acceptance.writer import writing

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outspark.outbox import NewEvent, Outbox
+from outspark.outbox.openoutbox import NewEvent, Outbox
 from tests.acceptance.relay_process import CLI, StartRelay, clean_environ
 from tests.databases import Database
 from tests.history.brokers import Broker, make_broker

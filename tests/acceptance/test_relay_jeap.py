@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.shedlock import RELAY
-from outspark.jeap import JeapOutbox, NewMessage
+from outspark.database.shedlock import RELAY
+from outspark.outbox.jeap import JeapOutbox, NewMessage
 from tests.acceptance.relay_process import CLI, RelayProcess, StartRelay, clean_environ
 from tests.databases import Database
 from tests.history.brokers.kafka import KafkaBroker

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import pytest
 
-from outspark.contracts.names import TableName, lock_class
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.database.names import TableName, lock_class
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 from tests.acceptance.place import Place, open_place
 from tests.acceptance.relay_process import CLI, RelayProcess, StartRelay, clean_environ
 from tests.acceptance.writer import enqueue, writing

@@ -10,7 +10,7 @@ import pyspark
 import pytest
 
 from outspark import __main__
-from outspark.embedded.java import java_home
+from outspark.spark.java import java_home
 from tests.acceptance.place import Place
 from tests.acceptance.relay_process import START, StartRelay
 from tests.acceptance.writer import enqueue

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import psycopg
 
-from outspark.outbox import NewEvent, Outbox
+from outspark.outbox.openoutbox import NewEvent, Outbox
 
 KEYS = 20
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import psycopg
 
-from outspark.event import Event, Message, wire_headers
+from outspark.event import Event, Message
+from outspark.headers import wire_headers
 from outspark.outcome import DELIVERED, Dead, Retry
 from tests.history.hosting import processes
 from tests.history.publisher import Conduct, JournalPublisher

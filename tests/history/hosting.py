@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import psycopg
 
-from outspark.contracts.names import TableName
-from outspark.contracts.shedlock import RELAY
-from outspark.relay import control
-from outspark.relay.breaker import Destination
+from outspark.config.settings import Settings
+from outspark.database.names import TableName
+from outspark.database.shedlock import RELAY, ShedLock, holder
+from outspark.delivery.destination import Destination
+from outspark.hosting import control
 from outspark.relay.lane import Lane
-from outspark.relay.shedlock import ShedLock, holder
 from outspark.relay.spec import LaneSpec, share_out
-from outspark.settings import Settings
 from tests.history import variants
 from tests.history.passing import open_journal_publisher
 from tests.history.publisher import PUBLISH_TIMEOUT, Conduct, JournalPublisher
@@ -30,7 +29,7 @@ from tests.waiting import wait_for
 processes = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "tests.history.hosting",
-    *(f"outspark.publishers.{broker}" for broker in ("kafka", "rabbitmq", "redis", "http", "nats")),
+    *(f"outspark.brokers.{broker}" for broker in ("kafka", "rabbitmq", "redis", "http", "nats")),
 ]
 processes.set_forkserver_preload(PRELOADED)
 

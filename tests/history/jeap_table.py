@@ -12,11 +12,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from outspark.config.settings import DestinationSettings
 from outspark.contracts.jeap.table import ddl
 from outspark.event import Message
-from outspark.jeap import JeapOutbox, NewMessage, sending
+from outspark.outbox.jeap import JeapOutbox, NewMessage, sender
 from outspark.outcome import HELD, Outcome
-from outspark.settings import DestinationSettings
 from tests.history.history import Written
 from tests.history.passing import open_journal_publisher
 from tests.history.publisher import Conduct
@@ -111,7 +111,7 @@ FROM deferred_message d LEFT JOIN outspark_attempts a ON a.event_id = d.id::text
         super().__init__(conduct)
         self._services: list[Service] = []
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(sending, "open_publisher", self._open_service)
+        self._patch.setattr(sender, "open_publisher", self._open_service)
         self.outbox = JeapOutbox(
             destination=conduct.address.settings if conduct.address else {"type": "null"},
             immediate_timeout=SEND_TIMEOUT,

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from outspark.brokers import Publisher, open_publisher
 from outspark.event import Message
 from outspark.outcome import DELIVERED, HELD, Dead, Delivered, Held, Outcome, Retry, Skipped
-from outspark.publishers import Publisher, open_publisher
 from tests.history.journal import send_name
 from tests.history.publisher import Address, Conduct, JournalPublisher
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+from outspark.config.settings import DestinationSettings
 from outspark.errors import DestinationDown
 from outspark.event import Event, Message
 from outspark.outcome import DELIVERED, Dead, Outcome, Retry
-from outspark.settings import DestinationSettings
 from tests.history.journal import Deed, Journal, Tries
 from tests.waiting import wait_for
 

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from outspark.settings import Settings
+from outspark.config.settings import Settings
 from tests.databases import Database
 from tests.history.brokers import Broker
 from tests.history.history import History, Row, Rules, Written, with_arrivals

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import psycopg
 
 from outspark.contracts.openoutbox.table import ddl
-from outspark.new_event import NewEvent
-from outspark.outbox import Outbox
+from outspark.outbox.new_event import NewEvent
+from outspark.outbox.openoutbox import Outbox
 from tests.history.history import Written
 from tests.history.publisher import Behaviour, Conduct
 

@@ -9,21 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from outspark.contracts import slots as slot_statements
-from outspark.contracts.jeap import lane as jeap_statements
+from outspark.brokers import Publisher, open_publisher
+from outspark.config.settings import DestinationSettings
+from outspark.contracts.jeap import relay as jeap_statements
 from outspark.contracts.jeap.table import order_key as jeap_order_key
-from outspark.contracts.openoutbox import lane as statements
+from outspark.contracts.openoutbox import relay as statements
+from outspark.database import slots as slot_statements
+from outspark.database.slots import Slots
+from outspark.delivery import waves
+from outspark.delivery.dispatcher import Dispatched
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
-from outspark.publishers import Publisher, open_publisher
-from outspark.relay import parcels
-from outspark.relay.dispatch import Dispatched
-from outspark.relay.keys import BlockedKeys
+from outspark.relay.blocked_keys import BlockedKeys
 from outspark.relay.loop import SourceLoop
-from outspark.relay.slots import Slots
+from outspark.relay.ownership import Tenure
 from outspark.relay.source import Batch
-from outspark.relay.tenure import Tenure
-from outspark.settings import DestinationSettings
 from tests.history import passing
 
 
@@ -55,18 +55,18 @@ def skip_locked_heads() -> None:
 def hold_nothing() -> None:
     """Everything goes out in one wave, to a publisher that does not keep order."""
 
-    def next_wave(waiting: Sequence[parcels.Parcel], failed: set[str]) -> Any:
+    def next_wave(waiting: Sequence[waves.Parcel], failed: set[str]) -> Any:
         return list(waiting), []
 
-    _set(parcels, "next_wave", next_wave)
+    _set(waves, "next_wave", next_wave)
 
 
 def go_on_after_dead() -> None:
     def passed(outcome: Outcome | None) -> bool:
         return outcome is not None and not isinstance(outcome, Retry | Held)
 
-    assert parcels.passed(Dead("")) is False
-    _set(parcels, "passed", passed)
+    assert waves.passed(Dead("")) is False
+    _set(waves, "passed", passed)
 
 
 def work_without_owning() -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from outspark.brokers import open_feed, open_publisher
+from outspark.config.loading import load
+from outspark.config.settings import Settings
 from outspark.contracts.openoutbox.table import ddl
-from outspark.inbox.feeds import open_feed
-from outspark.loading import load
-from outspark.outbox import NewEvent, Outbox
-from outspark.publishers import open_publisher
+from outspark.delivery.routing import Router
+from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.lane import Lane
 from outspark.relay.spec import share_out
-from outspark.routing import Router
-from outspark.settings import Settings
 from tests.databases import Database
 from tests.history.brokers import make_broker
 from tests.history.passing import SEND_HEADER

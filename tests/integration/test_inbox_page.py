@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outspark.cli.app import app
-from outspark.embedded.nats import Nats
+from outspark.tools.servers.nats import Nats
 from tests.databases import Database
 from tests.waiting import wait_for
 

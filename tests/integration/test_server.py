@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from outspark import metrics
 from outspark.errors import SettingsError
-from outspark.metrics import Tally
+from outspark.observability import metrics
+from outspark.observability.metrics import Tally
 from outspark.server import ServerThread, create_app
 
 

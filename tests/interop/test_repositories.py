@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from outspark.contracts.omnibox.table import Kind, kind
-from outspark.omnibox import Enqueued, NewOutboxEvent, OmniboxOutbox
+from outspark.outbox.omnibox import Enqueued, NewOutboxEvent, OmniboxOutbox
 from tests.databases import Database
 from tests.parts import INTEROP
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from outspark.causes import Causes, Trouble
+from outspark.observability.causes import Causes, Trouble
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _talkative(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "outspark.causes")
+    caplog.set_level(logging.INFO, "outspark.observability.causes")
 
 
 def said(lines: list[logging.LogRecord]) -> list[str]:

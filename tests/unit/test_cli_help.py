@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from outspark.reference import command_tree
+from outspark.tools.reference import command_tree
 
 HEAVY = ("pyspark", "sqlalchemy", "psycopg", "nats", "uvicorn", "opentelemetry")
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outspark import metrics
-from outspark.metrics import Tally
+from outspark.observability import metrics
+from outspark.observability.metrics import Tally
 from outspark.spark.closed import Closed
 
 

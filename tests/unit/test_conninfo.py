@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from outspark import conninfo
+from outspark.database import conninfo
 from outspark.errors import SettingsError
 
 SECRETS = [

@@ -10,15 +10,15 @@ from uuid import UUID
 
 import pytest
 
+from outspark.config.settings import RouteSettings
+from outspark.delivery.destination import Destination
+from outspark.delivery.dispatcher import Dispatcher
+from outspark.delivery.routing import Router, Transform
 from outspark.errors import DestinationDown, OwnershipLost
 from outspark.event import Event, Message
-from outspark.metrics import Tally
+from outspark.observability.metrics import Tally
+from outspark.observability.otel import tracing
 from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped
-from outspark.relay.breaker import Destination
-from outspark.relay.dispatch import Dispatcher
-from outspark.routing import Router, Transform
-from outspark.settings import RouteSettings
-from outspark.telemetry import tracing
 
 FAILED = Retry("no luck")
 DOWN = Retry("nobody answers", counted=False)

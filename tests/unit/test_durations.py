@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outspark import durations
+from outspark.config import durations
 
 
 @pytest.mark.parametrize(

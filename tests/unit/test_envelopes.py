@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from outspark.envelopes import make_envelope
+from outspark.config.settings import DestinationSettings
+from outspark.delivery.envelopes import make_envelope
 from outspark.errors import EventInvalid
-from outspark.event import Event, Message, wire_headers
-from outspark.settings import DestinationSettings
+from outspark.event import Event, Message
+from outspark.headers import wire_headers
 
 TIME = datetime(2018, 4, 5, 3, 56, 24, tzinfo=UTC)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b9c7c989f97918e1-01"

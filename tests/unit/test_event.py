@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outspark.errors import EventInvalid, HeadersInvalid
-from outspark.event import text_headers, wire_headers
+from outspark.headers import text_headers, wire_headers
 
 
 def test_strings_stay_and_the_rest_becomes_json_text() -> None:

@@ -15,25 +15,29 @@ from uuid import UUID
 
 import pytest
 
-from outspark import error_text, logs, telemetry
+from outspark import redaction
+from outspark.brokers.http import wire as http_wire
+from outspark.brokers.http.endpoint import parse
+from outspark.brokers.nats import client
+from outspark.brokers.nats import wire as nats_wire
+from outspark.brokers.rabbitmq import wire as rabbitmq_wire
+from outspark.config.settings import LogSettings, RouteSettings
 from outspark.contracts.jeap import trace
-from outspark.envelopes.cloudevents import Binary, binding
+from outspark.database.slots import Owner
+from outspark.delivery.envelopes.cloudevents import Binary, binding
+from outspark.delivery.routing import Router as Routes
 from outspark.errors import EventInvalid
 from outspark.event import Event, Message
 from outspark.inbox import AcceptSettings, Received, Router
-from outspark.inbox.body import fault
-from outspark.inbox.message import Reader
+from outspark.inbox.intake.encoding import fault
+from outspark.inbox.intake.message import Reader
 from outspark.inbox.outcome import judge
-from outspark.new_event import Limits
-from outspark.omnibox import NewOutboxEvent
-from outspark.omnibox.event import to_row
+from outspark.observability import logs, otel
+from outspark.outbox.new_event import Limits
+from outspark.outbox.omnibox import NewOutboxEvent
+from outspark.outbox.omnibox.new_event import to_row
 from outspark.outcome import Dead
-from outspark.publishers import http_wire, nats_client, nats_wire, rabbitmq_wire
-from outspark.publishers.http_endpoint import parse
 from outspark.redaction import redact
-from outspark.relay.owner import Owner
-from outspark.routing import Router as Routes
-from outspark.settings import LogSettings, RouteSettings
 
 SIZE = 1_000_000
 CEILING = 5.0
@@ -90,18 +94,18 @@ SOME = {name: HOSTILE[name] for name in ("letters", "one address", "backslashes"
 
 READ: dict[str, Callable[[str], object]] = {
     "redact": redact,
-    "storable": error_text.storable,
-    "an error's text": lambda text: error_text.of(ValueError(text)),
+    "storable": redaction.storable,
+    "an error's text": lambda text: redaction.of(ValueError(text)),
     "a handler's error": lambda text: judge(ValueError(text)),
     "rabbitmq's size": rabbitmq_wire.too_large_over,
     "rabbitmq's topic": rabbitmq_wire.forbidden_topic,
-    "nats's violation": lambda text: nats_client.violation(ValueError(text)),
+    "nats's violation": lambda text: client.violation(ValueError(text)),
     "http's answer": lambda text: http_wire.outcome(http_wire.Answer(500, {"retry-after": text}, b"")),
     "an owner": Owner.parse,
     "a route": lambda text: _routes().route(text, None),
     "a handler": lambda text: _router().find(text, text),
     "a trace": trace.columns,
-    "links": telemetry._TRACEPARENT.fullmatch,
+    "links": otel._TRACEPARENT.fullmatch,
 }
 
 

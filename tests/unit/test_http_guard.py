@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from outspark.brokers.http.guard import not_public, resolve
 from outspark.errors import DestinationError
-from outspark.publishers.http_guard import not_public, resolve
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from email.utils import format_datetime
 
 import pytest
 
+from outspark.brokers.http.endpoint import parse
+from outspark.brokers.http.sender import Batch
+from outspark.brokers.http.signature import Signer
+from outspark.brokers.http.wire import Answer, Encoder, Post, outcome, retry_after
 from outspark.event import Message
 from outspark.outcome import DELIVERED, HELD, Dead, Retry, TopicFault
-from outspark.publishers.http_batch import Batch
-from outspark.publishers.http_endpoint import parse
-from outspark.publishers.http_signature import Signer
-from outspark.publishers.http_wire import Answer, Encoder, Post, outcome, retry_after
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 URL = "https://hooks.example.com/in"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from outspark.config.settings import Settings
 from outspark.errors import SettingsError
 from outspark.inbox import Router
-from outspark.inbox.app import load_router
-from outspark.inbox.spec import Task, inbox_lanes
-from outspark.settings import Settings
+from outspark.inbox.lane import Task, inbox_lanes
+from outspark.inbox.router import load_router
 
 router = Router()
 FEED = {"type": "nats", "url": "nats://h", "topics": ["orders"]}

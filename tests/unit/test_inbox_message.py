@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outspark.inbox.body import unwrap, wrap
-from outspark.inbox.message import Incoming, Reader, Received
-from outspark.settings.inbox import AcceptSettings
+from outspark.brokers.feed import Received
+from outspark.config.inbox import AcceptSettings
+from outspark.inbox.intake.encoding import unwrap, wrap
+from outspark.inbox.intake.message import Incoming, Reader
 
 AT = datetime(2026, 11, 16, 7, 0, tzinfo=UTC)
 # 2022-02-22T19:22:22Z, the example of RFC 9562.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from outspark.config.inbox import Strategy
+from outspark.config.layers import Given
+from outspark.config.loading import load, pick_inbox
 from outspark.errors import SettingsError
-from outspark.layers import Given
-from outspark.loading import load, pick_inbox
-from outspark.settings.inbox import Strategy
 
 URL = "postgresql://ada:s3cret@db/shop"
 FILE = f"""

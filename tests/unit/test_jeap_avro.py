@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outspark.errors import EventInvalid, ExtraMissing, SettingsError
-from outspark.jeap import AvroSerializer
+from outspark.outbox.jeap import AvroSerializer
 
 ORDER = {
     "type": "record",

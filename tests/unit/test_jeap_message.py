@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from outspark.contracts.jeap.insert import Row, events, insert_params
+from outspark.contracts.jeap.enqueue import Row, events, insert_params
 from outspark.contracts.jeap.trace import NO_TRACE, columns
 from outspark.errors import EventInvalid, SettingsError
-from outspark.jeap import JeapOutbox, NewMessage
-from outspark.jeap.message import check
+from outspark.outbox.jeap import JeapOutbox, NewMessage
+from outspark.outbox.jeap.new_message import check
 
 ID = UUID("0198c5e2-7a1b-7c3d-8e4f-5a6b7c8d9e0f")
 
@@ -115,7 +115,7 @@ def test_settings_are_checked_when_the_outbox_is_made(options: dict[str, Any], p
 
 def test_a_service_imports_no_more_than_it_uses() -> None:
     code = (
-        "import sys, outspark.jeap;"
+        "import sys, outspark.outbox.jeap;"
         "heavy = {'pyspark', 'sqlalchemy', 'opentelemetry', 'confluent_kafka', 'fastavro'};"
         "print(*sorted(heavy & sys.modules.keys()))"
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
+from outspark.delivery.destination import Block
 from outspark.event import Event
-from outspark.relay.keys import MOST_PROBES, Block, BlockedKeys
+from outspark.relay.blocked_keys import MOST_PROBES, BlockedKeys
 
 NATS, ELSEWHERE = Block("nats"), Block("other")
 TOPIC = Block("nats", "orders")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from outspark.config.layers import Given
+from outspark.config.loading import load, pick_source
 from outspark.errors import SettingsError
-from outspark.layers import Given
-from outspark.loading import load, pick_source
 from outspark.redaction import redact
 
 URL = "postgresql://ada:s3cret@db/shop"

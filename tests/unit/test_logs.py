@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from outspark import logs
-from outspark.settings import LogSettings
+from outspark.config.settings import LogSettings
+from outspark.observability import logs
 
 log = logging.getLogger("outspark.relay")
 

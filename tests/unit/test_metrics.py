@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from outspark import metrics
-from outspark.metrics import METRICS, Histogram, Tally
+from outspark.observability import metrics
+from outspark.observability.metrics import METRICS, Histogram, Tally
 
 
 def histogram(tally: Tally, name: str) -> Histogram:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from outspark.contracts.names import MAX_BYTES, TableName, bell_channel, lock_class
+from outspark.database.names import MAX_BYTES, TableName, bell_channel, lock_class
 from outspark.errors import SettingsError
 
 

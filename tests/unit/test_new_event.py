@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from outspark.errors import EventInvalid
-from outspark.new_event import Limits, NewEvent, check
+from outspark.outbox.new_event import Limits, NewEvent, check
 
 
 class Order(BaseModel):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outspark.relay import owner
-from outspark.relay.owner import Owner
+from outspark.database import slots
+from outspark.database.slots import Owner
 
 
 @pytest.mark.parametrize("relay", ["relay-1", "relay with spaces", "a instance=b lane=1", "ö"])
@@ -55,12 +55,12 @@ def test_of_another_machine_with_the_same_name_nothing_is_known(
 
     other_boot = tmp_path / "boot_id"
     other_boot.write_text("8d6b1f9c-0000-4000-8000-000000000000\n")
-    monkeypatch.setattr(owner, "BOOT_ID", other_boot, raising=False)
-    owner._boot.cache_clear()
+    monkeypatch.setattr(slots, "BOOT_ID", other_boot, raising=False)
+    slots._boot.cache_clear()
     try:
         assert not gone_here.has_ended()
     finally:
-        owner._boot.cache_clear()
+        slots._boot.cache_clear()
 
 
 def test_how_the_keys_were_split_is_part_of_the_text() -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from outspark.relay import doorbell
-from outspark.relay.doorbell import PATIENCE, QUICK, Polling
+from outspark.relay import waking
+from outspark.relay.waking import PATIENCE, QUICK, Polling
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(doorbell, "time", clock)
+    monkeypatch.setattr(waking, "time", clock)
     return clock
 
 

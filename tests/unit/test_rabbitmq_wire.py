@@ -9,9 +9,9 @@ from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
+from outspark.brokers.rabbitmq.wire import Encoder, Wire, forbidden_topic, too_large_over
 from outspark.event import Message
 from outspark.outcome import Dead
-from outspark.publishers.rabbitmq_wire import Encoder, Wire, forbidden_topic, too_large_over
 
 FRAME_MAX = 4096
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from outspark import reference
+from outspark.tools import reference
 
 
 @pytest.mark.parametrize("name", ["settings.md", "cli.md", "metrics.md"])
 def test_the_reference_has_not_drifted(name: str) -> None:
     stored = (reference.FOLDER / name).read_text(encoding="utf-8")
-    assert stored == reference.pages()[name], "run: python -m outspark.reference"
+    assert stored == reference.pages()[name], "run: python -m outspark.tools.reference"
 
 
 def test_every_section_of_the_settings_is_there() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from outspark.config.settings import RouteSettings
+from outspark.delivery.routing import Route, Router, load_transform
 from outspark.errors import EventInvalid, SettingsError
-from outspark.routing import Route, Router, load_transform
-from outspark.settings import RouteSettings
 
 
 def routes(*settings: dict[str, str]) -> list[RouteSettings]:
@@ -159,7 +159,7 @@ def test_a_destination_must_be_known() -> None:
 
 def test_a_transform_is_found_by_its_name() -> None:
     assert load_transform("json:dumps").__name__ == "dumps"
-    assert load_transform("outspark.routing:Router.route").__qualname__ == "Router.route"
+    assert load_transform("outspark.delivery.routing:Router.route").__qualname__ == "Router.route"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from outspark.config.settings import Settings
 from outspark.relay.spec import LaneSpec, databases, share_out
-from outspark.settings import Settings
 
 
 def settings(lanes: int, **sources: dict[str, Any]) -> Settings:

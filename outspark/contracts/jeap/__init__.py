@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from outspark.contracts import attempts
-from outspark.contracts.jeap import check, lane, table
-from outspark.contracts.jeap.upkeep import JeapUpkeep
-from outspark.contracts.names import TableName
+from outspark.contracts.jeap import relay, table
+from outspark.contracts.jeap.maintenance import JeapUpkeep
+from outspark.database import attempts
+from outspark.database.names import TableName
 
 
 class Jeap:
@@ -20,8 +20,8 @@ class Jeap:
     ddl = staticmethod(table.ddl)
     statements = staticmethod(table.statements)
     metadata = staticmethod(table.metadata)
-    check_table = staticmethod(check.check_table)
-    lane_statements = staticmethod(lane.lane_statements)
+    check_table = staticmethod(table.check_table)
+    lane_statements = staticmethod(relay.lane_statements)
     lock_table = staticmethod(table.shedlock)
     header_table = staticmethod(table.header_table)
     upkeep = JeapUpkeep

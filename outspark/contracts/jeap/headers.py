@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from outspark.contracts.jeap.table import header_table
-from outspark.contracts.names import TableName
+from outspark.database.names import TableName
 
 LOOK = """\
 -- Is there a table of headers, and does the database delete them together with their message?

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psycopg
 
-from outspark.contracts.findings import Finding
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox import check, lane
+from outspark.contracts.omnibox import relay
 from outspark.contracts.omnibox import table as tables
-from outspark.contracts.omnibox.upkeep import OmniboxUpkeep
+from outspark.contracts.omnibox.maintenance import OmniboxUpkeep
+from outspark.database.check import Finding
+from outspark.database.names import TableName
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -30,7 +30,7 @@ class Omnibox:
     partitioned: bool = False
     name: ClassVar[str] = "omnibox"
 
-    lane_statements = staticmethod(lane.lane_statements)
+    lane_statements = staticmethod(relay.lane_statements)
     ready_index = staticmethod(tables.ready_index)
     upkeep = OmniboxUpkeep
 
@@ -50,7 +50,7 @@ class Omnibox:
     def check_table(
         self, conn: psycopg.Connection[Any], table: TableName, ignore: Collection[str] = ()
     ) -> list[Finding]:
-        return check.check_table(conn, table, inbox=self.inbox)
+        return tables.check_table(conn, table, inbox=self.inbox)
 
     def lock_table(self, table: TableName) -> None:
         return None

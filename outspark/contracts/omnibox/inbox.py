@@ -19,14 +19,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.blocked import not_blocked
-from outspark.contracts.bounded import size
 from outspark.contracts.contract import LAZILY
-from outspark.contracts.known import still
-from outspark.contracts.names import TableName, resolve
 from outspark.contracts.omnibox.inbox_guard import beside
 from outspark.contracts.omnibox.inbox_ids import AHEAD, ID, START
-from outspark.contracts.times import readable, same, seconds_until
+from outspark.database.names import TableName, resolve
+from outspark.database.predicates import not_blocked, size, still
+from outspark.database.times import readable, same, seconds_until
 
 KEY_HEADER: Final = "partition_key"
 """The table has no column for the key of a message, so it stands among the headers under this name."""

@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from outspark.contracts.known import still
-from outspark.contracts.names import TableName
+from outspark.database.names import TableName
+from outspark.database.predicates import still
 
 PAUSED: Final = "paused: "
 """How the last error of an event begins that failed with all others of its type."""

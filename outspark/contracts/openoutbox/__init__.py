@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from outspark.contracts import doorbell
-from outspark.contracts.names import TableName
-from outspark.contracts.openoutbox import check, insert, lane, table
-from outspark.contracts.openoutbox.upkeep import OpenOutboxUpkeep
+from outspark.contracts.openoutbox import enqueue, relay, table
+from outspark.contracts.openoutbox.maintenance import OpenOutboxUpkeep
+from outspark.database import doorbell
+from outspark.database.names import TableName
 
 
 class OpenOutbox:
@@ -20,12 +20,12 @@ class OpenOutbox:
     ddl = staticmethod(table.ddl)
     statements = staticmethod(table.statements)
     metadata = staticmethod(table.metadata)
-    check_table = staticmethod(check.check_table)
+    check_table = staticmethod(table.check_table)
     doorbell_ddl = staticmethod(doorbell.doorbell_ddl)
     doorbell_removal_ddl = staticmethod(doorbell.removal_ddl)
-    insert_sql = staticmethod(insert.insert_sql)
-    insert_params = staticmethod(insert.insert_params)
-    lane_statements = staticmethod(lane.lane_statements)
+    insert_sql = staticmethod(enqueue.insert_sql)
+    insert_params = staticmethod(enqueue.insert_params)
+    lane_statements = staticmethod(relay.lane_statements)
     upkeep = OpenOutboxUpkeep
 
     @staticmethod

@@ -1,7 +1,4 @@
-"""The Open Outbox table, written down once: its DDL as SQL and as SQLAlchemy metadata, its parts for `check`.
-
-Names, types, defaults, the CHECK and the indexes are those of Open Outbox, so that its relay works on it too.
-"""
+"""Open Outbox's table: its shape, and how an existing table is compared with it."""
 
 from __future__ import annotations
 
@@ -9,11 +6,18 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from outspark.contracts.names import TableName
-from outspark.contracts.shape import Column, Index, Shape, script
+from outspark.database.names import TableName
+from outspark.database.shape import Column, Index, Shape, script
 
 if TYPE_CHECKING:
     import sqlalchemy
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import psycopg
+
+from outspark.database.check import Finding, alter, compare, look_up
+from outspark.database.names import resolve
 
 DEFAULT_TABLE = TableName("openoutbox_events")
 STATUS_CHECK = "check_valid_status"
@@ -88,3 +92,19 @@ def metadata(
     import sqlalchemy as sa
 
     return SHAPE.metadata(table, sa.MetaData() if metadata is None else metadata)
+
+
+def check_table(
+    conn: psycopg.Connection[Any], table: TableName, ignore: Collection[str] = ()
+) -> list[Finding]:
+    """Every difference that matters, errors first; none for a table made by `ddl`."""
+    table = resolve(conn, table)
+    found = look_up(conn, table)
+    findings = [*compare(table, SHAPE, found), *_check_status(table, found.checks)]
+    return sorted(findings, key=lambda finding: finding.level)
+
+
+def _check_status(table: TableName, checks: str) -> Iterator[Finding]:
+    if not all(f"'{status}'" in checks for status in ("PENDING", "DELIVERING", "DELIVERED", "DEAD")):
+        remedy = alter(table, f"ADD CONSTRAINT {STATUS_CHECK} CHECK ({STATUS_CONDITION})")
+        yield Finding("warning", "no CHECK keeps status to the four states", remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.history.brokers.served import ServedBroker, address
 from tests.history.passing import SEND_HEADER
 from tests.history.publisher import Address
-from tests.integration.publishers.receiver import Receiver
+from tests.integration.brokers.receiver import Receiver
 
 
 class HttpBroker(ServedBroker[Receiver]):

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from outspark.embedded.kafka import Kafka
+from outspark.tools.servers.kafka import Kafka
 from tests.history.brokers.served import ServedBroker, address
 from tests.history.passing import SEND_HEADER
 from tests.history.publisher import Address

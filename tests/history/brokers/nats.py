@@ -10,7 +10,7 @@ from typing import TypeVar
 import nats
 from nats.js import JetStreamContext
 
-from outspark.embedded.nats import Nats
+from outspark.tools.servers.nats import Nats
 from tests.history.brokers.served import ServedBroker, address
 from tests.history.passing import SEND_HEADER
 from tests.history.publisher import Address

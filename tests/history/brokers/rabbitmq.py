@@ -9,7 +9,7 @@ from typing import TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel
 
-from outspark.embedded.rabbitmq import RabbitMQ
+from outspark.tools.servers.rabbitmq import RabbitMQ
 from tests.history.brokers.served import ServedBroker, address
 from tests.history.passing import SEND_HEADER
 from tests.history.publisher import Address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import Redis as Client
 
-from outspark.embedded.redis import Redis
+from outspark.tools.servers.redis import Redis
 from tests.history.brokers.served import ServedBroker, address
 from tests.history.passing import SEND_HEADER
 from tests.history.publisher import Address

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from outspark.embedded.server import Server
-from outspark.settings import DestinationSettings
+from outspark.config.settings import DestinationSettings
+from outspark.tools.servers.server import Server
 from tests.history.brokers.broker import Broker
 from tests.history.publisher import PUBLISH_TIMEOUT, Address
 

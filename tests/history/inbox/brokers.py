@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import nats
 from nats.js import JetStreamContext
 
-from outspark.embedded.nats import Nats
-from outspark.publishers.nats_wire import PARTITION_KEY
+from outspark.brokers.nats.wire import PARTITION_KEY
+from outspark.tools.servers.nats import Nats
 from tests.history.inbox.drafts import Draft
 
 PARTITIONS = 3

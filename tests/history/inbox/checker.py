@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
 from tests.history.inbox.drafts import MUST_DIE, Behaviour, Draft
 from tests.history.inbox.history import History, Row
 

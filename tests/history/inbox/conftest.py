@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from outspark.embedded.nats import Nats
+from outspark.tools.servers.nats import Nats
 from tests.history.inbox.brokers import Broker, NatsBroker
 
 
@@ -15,6 +15,6 @@ def nats_broker(nats_server: Nats) -> Broker:
 def kafka_broker() -> Broker:
     """On the broker that all tests share, because one takes seconds to start."""
     from tests.history.inbox.kafka_broker import KafkaBroker
-    from tests.integration.publishers.kafka_rig import shared_server
+    from tests.integration.brokers.kafka_rig import shared_server
 
     return KafkaBroker(shared_server())

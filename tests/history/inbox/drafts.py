@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, Literal
 from uuid import UUID
 
-from outspark.inbox.message import Received
+from outspark.brokers.feed import Received
 
 BROKEN = "broken"
 

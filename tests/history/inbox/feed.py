@@ -12,11 +12,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outspark import brokers
+from outspark.brokers.feed import Feed, Received
+from outspark.config.inbox import FeedSettings
 from outspark.errors import FeedFailed
-from outspark.inbox import feeds
-from outspark.inbox.intake import Feed
-from outspark.inbox.message import Received
-from outspark.settings.inbox import FeedSettings
 from tests.history.inbox.conduct import Accident, Conduct, die
 from tests.history.inbox.drafts import name_of
 from tests.history.inbox.journal import Deed, Entry, Journal
@@ -136,13 +135,13 @@ def opener(process: str, conduct: Conduct) -> Any:
         _die_on_revoke(conduct)
 
     def open_feed(settings: FeedSettings, group: str, member: str) -> Feed:
-        return JournalFeed(feeds.open_feed(settings, group, member), group, process, conduct, luck)
+        return JournalFeed(brokers.open_feed(settings, group, member), group, process, conduct, luck)
 
     return open_feed
 
 
 def _die_on_revoke(conduct: Conduct) -> None:
-    from outspark.inbox.feeds.kafka import KafkaFeed
+    from outspark.brokers.kafka.feed import KafkaFeed
 
     honest = KafkaFeed._on_revoke
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.database.names import TableName
 from outspark.inbox import InboxEvent, NotNow, Reject, Router
 from tests.history.inbox.conduct import Conduct, die
 from tests.history.inbox.drafts import Behaviour

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
 from tests.history.inbox.drafts import Draft
 from tests.history.inbox.journal import Entry
 

@@ -11,13 +11,12 @@ from typing import Literal
 
 import psycopg
 
-from outspark import logs
+from outspark.config.settings import LogSettings
 from outspark.errors import HandlerHung
-from outspark.inbox import taking
-from outspark.inbox.lane import InboxLane
-from outspark.inbox.spec import InboxSpec
-from outspark.relay import control
-from outspark.settings import LogSettings
+from outspark.hosting import control
+from outspark.inbox.intake import consumer
+from outspark.inbox.lane import InboxLane, InboxSpec
+from outspark.observability import logs
 from tests.history.hosting import PRELOADED, Shift, processes
 from tests.history.inbox import handlers, variants
 from tests.history.inbox.conduct import Conduct
@@ -25,7 +24,7 @@ from tests.history.inbox.feed import opener
 from tests.waiting import wait_for
 
 # A broker's client that is not installed is left out by itself.
-_FEEDS = [f"outspark.inbox.feeds.{broker}" for broker in ("kafka", "nats")]
+_FEEDS = [f"outspark.brokers.{broker}" for broker in ("kafka", "nats")]
 processes.set_forkserver_preload([*PRELOADED, "tests.history.inbox.hosting", *_FEEDS])
 
 HUNG = 70
@@ -38,7 +37,7 @@ def run_lane(spec: InboxSpec, process: str, conduct: Conduct, variant: str | Non
     if variant is not None:
         variants.BROKEN[variant]()
     handlers.prepare(process, conduct)
-    setattr(taking, "open_feed", opener(process, conduct))  # noqa: B010 - another function, of the same type
+    setattr(consumer, "open_feed", opener(process, conduct))  # noqa: B010 - another function, of the same type
     try:
         InboxLane(spec).run()
     except HandlerHung:

@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from outspark.embedded.kafka import Kafka
+from outspark.tools.servers.kafka import Kafka
 from tests.history.inbox.brokers import PARTITIONS, TIMEOUT, Broker
 from tests.history.inbox.drafts import Draft
 

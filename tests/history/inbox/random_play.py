@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.database.names import TableName
 from tests.history.inbox.brokers import PARTITIONS
 from tests.history.inbox.drafts import Behaviour, Draft, Kind, uuid7_of
 from tests.history.inbox.stage import Stage

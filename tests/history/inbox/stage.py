@@ -12,11 +12,11 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
+from outspark.config.inbox import Strategy
+from outspark.config.settings import Settings
 from outspark.contracts.omnibox.table import kind
-from outspark.inbox.spec import InboxSpec, Task, inbox_lanes
-from outspark.partitions import Partitions
-from outspark.settings import Settings
-from outspark.settings.inbox import Strategy
+from outspark.inbox.lane import InboxSpec, Task, inbox_lanes
+from outspark.maintenance.partitions import Partitions
 from tests.databases import Database
 from tests.history.inbox.brokers import PARTITIONS, Broker
 from tests.history.inbox.conduct import Conduct

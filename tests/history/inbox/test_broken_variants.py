@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
 from tests.databases import Database
 from tests.history.inbox import variants
 from tests.history.inbox.brokers import Broker

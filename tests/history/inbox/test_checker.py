@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
 from tests.history.inbox.checker import check
 from tests.history.inbox.drafts import Behaviour, Draft
 from tests.history.inbox.history import Effect, History, Row, Rules

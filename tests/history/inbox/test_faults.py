@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outspark.inbox.spec import InboxSpec
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
+from outspark.inbox.lane import InboxSpec
 from tests.databases import Database
 from tests.history.inbox.brokers import Broker
 from tests.history.inbox.checker import check

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outspark.settings.inbox import Strategy
+from outspark.config.inbox import Strategy
 from tests.databases import Database
 from tests.history.inbox.brokers import Broker
 from tests.history.inbox.checker import check

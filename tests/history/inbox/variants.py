@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from outspark.config.inbox import Strategy
 from outspark.contracts.omnibox import inbox as statements
-from outspark.inbox import handling, message
-from outspark.inbox.group import Broken, Group
-from outspark.inbox.handling import Script
-from outspark.inbox.ordering import KeyOrder
+from outspark.inbox.handling import transaction
+from outspark.inbox.handling.group import Broken, Group
+from outspark.inbox.handling.session import KeyOrder
+from outspark.inbox.handling.transaction import Script
+from outspark.inbox.intake import message
 from outspark.inbox.outcome import HandlingOutcome
-from outspark.settings.inbox import Strategy
 
 
 def acknowledge_first() -> None:
@@ -70,7 +71,7 @@ def ignore_blocked_keys() -> None:
 
 def lose_locks_unnoticed() -> None:
     """What was done for an event stands, even if it was taken away meanwhile."""
-    honest = handling._complete
+    honest = transaction._complete
 
     def complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]:
         try:
@@ -78,13 +79,13 @@ def lose_locks_unnoticed() -> None:
         except Broken:
             return
 
-    _set(handling, "_complete", complete)
+    _set(transaction, "_complete", complete)
 
 
 def stand_no_guard() -> None:
     """A handler may commit by itself."""
-    _set(handling, "BEGIN", "SET TRANSACTION READ WRITE; SAVEPOINT outspark_event")
-    _set(handling, "END", "SELECT 1")
+    _set(transaction, "BEGIN", "SET TRANSACTION READ WRITE; SAVEPOINT outspark_event")
+    _set(transaction, "END", "SELECT 1")
 
 
 def _replace(module: Any, name: str, old: str, new: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from outspark.omnibox import (
+from outspark.outbox.omnibox import (
     InboxEventBase,
     OutboxEventBase,
     PartitionedInboxEventBase,

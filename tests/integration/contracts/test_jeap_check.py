@@ -7,10 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outspark.contracts.findings import refuse_errors
-from outspark.contracts.jeap.check import MANY, check_table
-from outspark.contracts.jeap.table import DEFAULT_TABLE, ddl, ready_index
-from outspark.contracts.names import TableName
+from outspark.contracts.jeap.table import DEFAULT_TABLE, MANY, check_table, ddl, ready_index
+from outspark.database.check import refuse_errors
+from outspark.database.names import TableName
 from outspark.errors import TableInvalid
 from tests.databases import Database
 from tests.integration.relay.jeap_place import header_ddl

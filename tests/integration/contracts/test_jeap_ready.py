@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from outspark import contracts
+from outspark.config.settings import SourceSettings
 from outspark.contracts.jeap.table import DEFAULT_TABLE, ddl, ready_index
-from outspark.contracts.names import TableName, resolve
-from outspark.settings import SourceSettings
+from outspark.database.names import TableName, resolve
 from tests.databases import Database
 
 HOUR = 3600

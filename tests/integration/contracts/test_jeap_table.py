@@ -10,16 +10,8 @@ import psycopg
 import pytest
 
 from outspark import migrations
-from outspark.contracts.jeap.table import (
-    DEFAULT_TABLE,
-    SHAPE,
-    ddl,
-    metadata,
-    ready_index,
-    sequence,
-    shedlock,
-)
-from outspark.contracts.names import TableName
+from outspark.contracts.jeap.table import DEFAULT_TABLE, SHAPE, ddl, metadata, ready_index, sequence, shedlock
+from outspark.database.names import TableName
 from tests.databases import Database
 from tests.integration.contracts.autogenerate import differences, engine_of, kinds, migrate, reflect
 from tests.integration.contracts.catalog import Catalog, catalog

@@ -8,10 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outspark.contracts.findings import refuse_errors
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox.check import MANY, check_table, look_at
-from outspark.contracts.omnibox.table import kind, ready_index
+from outspark.contracts.omnibox.table import MANY, check_table, kind, look_at, ready_index
+from outspark.database.check import refuse_errors
+from outspark.database.names import TableName
 from outspark.errors import TableInvalid
 from tests.databases import Database
 

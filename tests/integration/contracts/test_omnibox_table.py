@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from outspark import migrations
-from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.table import INBOX, OUTBOX, Kind, kind, ready_index
-from outspark.omnibox import OutboxEventBase
+from outspark.database.names import TableName
+from outspark.outbox.omnibox import OutboxEventBase
 from tests.databases import Database
 from tests.integration.contracts import omnibox_service as service
 from tests.integration.contracts.autogenerate import (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from outspark.contracts.findings import refuse_errors
-from outspark.contracts.names import TableName
-from outspark.contracts.openoutbox.check import check_table
-from outspark.contracts.openoutbox.table import ddl
+from outspark.contracts.openoutbox.table import check_table, ddl
+from outspark.database.check import refuse_errors
+from outspark.database.names import TableName
 from outspark.errors import TableInvalid
 from tests.databases import Database
 

@@ -13,8 +13,8 @@ import psycopg
 
 from outspark.contracts.omnibox.table import kind
 from outspark.inbox import Accepted, Acceptor, AcceptSettings, Received, Router, Worker, WorkSettings
-from outspark.metrics import Tally
-from outspark.partitions import Partitions
+from outspark.maintenance.partitions import Partitions
+from outspark.observability.metrics import Tally
 from tests.databases import Database
 from tests.waiting import wait_for
 

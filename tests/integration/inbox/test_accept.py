@@ -13,9 +13,9 @@ from uuid import RFC_4122, UUID, uuid4
 import pytest
 
 from outspark.inbox import Acceptor, Duplicate, New, Received, Refused
-from outspark.inbox.accept import LARGE
-from outspark.inbox.body import unwrap
-from outspark.metrics import INBOX_ACCEPTED_TOTAL
+from outspark.inbox.intake.acceptor import LARGE
+from outspark.inbox.intake.encoding import unwrap
+from outspark.observability.metrics import INBOX_ACCEPTED_TOTAL
 from outspark.uuid7 import uuid7
 from tests.integration.inbox.place import Place, message, messages, uuid7_at
 from tests.waiting import wait_for

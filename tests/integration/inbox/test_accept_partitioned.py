@@ -13,7 +13,7 @@ import pytest
 
 from outspark.errors import PartitionMissing, TransactionRequired
 from outspark.inbox import Duplicate, New, OutOfPartitions
-from outspark.partitions import Partitions
+from outspark.maintenance.partitions import Partitions
 from tests.integration.inbox.place import Place, message, uuid7_at
 
 DAY = timedelta(days=1)

@@ -8,12 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
-from outspark.contracts.upkeep import DeadFilter
+from outspark.contracts.maintenance import DeadFilter
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.database.names import TableName
 from outspark.inbox import InboxEvent
-from outspark.maintenance import Maintenance, Retention
-from outspark.partitions import Partitions
+from outspark.maintenance.operations import Maintenance, Retention
+from outspark.maintenance.partitions import Partitions
 from tests.integration.inbox.place import Place, message, messages, write
 from tests.waiting import wait_for
 

@@ -12,17 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.names import TableName
+from outspark.brokers.feed import Received
+from outspark.config.settings import Settings
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_guard import paused_types
+from outspark.database.names import TableName
 from outspark.errors import NotNow, Reject
 from outspark.inbox import InboxEvent, Worker
-from outspark.inbox.guard import kind
-from outspark.inbox.lane import InboxLane
-from outspark.inbox.message import Received
-from outspark.inbox.spec import inbox_lanes
-from outspark.metrics import INBOX_PAUSED_COUNT
-from outspark.settings import Settings
+from outspark.inbox.handling.guard import kind
+from outspark.inbox.lane import InboxLane, inbox_lanes
+from outspark.observability.metrics import INBOX_PAUSED_COUNT
 from outspark.spark.databases import PATIENCE
 from outspark.spark.inbox import InboxApp
 from tests.integration.inbox.place import Place, message, messages, write
@@ -309,7 +308,7 @@ def test_the_next_worker_begins_with_one_event(either: Place) -> None:
 
 def test_with_order_the_next_worker_tries_one_soon(either: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shift may end before the time between two looks at the table is over."""
-    monkeypatch.setattr("outspark.inbox.guard.SYNC", 60.0)
+    monkeypatch.setattr("outspark.inbox.handling.guard.SYNC", 60.0)
     handler = Handler(either)
     either.accept(*[message(f"m{n}", key=f"k{n % 50}".encode()) for n in range(500)])
     first = worker(either, ordering="key")
@@ -325,7 +324,7 @@ def test_with_order_the_next_worker_tries_one_soon(either: Place, monkeypatch: p
 
 
 def test_all_workers_go_on_when_one_saw_an_event_pass(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outspark.inbox.guard.SYNC", 0.2)
+    monkeypatch.setattr("outspark.inbox.handling.guard.SYNC", 0.2)
     handler = Handler(place)
     place.accept(*numbered(500))
     slow = worker(place, dead_guard={"probe": "1h", "longest_probe": "1h"})

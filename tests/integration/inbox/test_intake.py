@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.embedded.postgres import Postgres
 from outspark.errors import FeedFailed
 from outspark.inbox import Intake, Received, Strategy
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.integration.inbox.place import Place, message, open_place
 

@@ -12,13 +12,13 @@ import psycopg
 import pytest
 
 from outspark import contracts
-from outspark.contracts.names import TableName
+from outspark.config.inbox import InboxSettings
+from outspark.config.settings import SourceSettings
 from outspark.contracts.omnibox.table import kind
+from outspark.database.names import TableName
 from outspark.errors import Reject
-from outspark.inbox import InboxEvent, Worker, WorkSettings, letters
-from outspark.inbox.letters import HEADERS
-from outspark.settings import SourceSettings
-from outspark.settings.inbox import InboxSettings
+from outspark.inbox import InboxEvent, Worker, WorkSettings, dead_letters
+from outspark.inbox.dead_letters import HEADERS
 from tests.databases import Database
 from tests.integration.inbox.place import Place, message, messages, open_place, write
 
@@ -60,7 +60,7 @@ class Office:
         given = WorkSettings.model_validate(
             {"group": "billing", "upkeep_interval": "20ms", "retry": retry, **settings}
         )
-        on_dead = letters.writer(inbox, self.outbox)
+        on_dead = dead_letters.writer(inbox, self.outbox)
         url, table = self.place.database.url, self.place.table
         worker = Worker(url, table, self.place.router, given, on_dead=on_dead)
         self.place.workers.append(worker)
@@ -81,7 +81,7 @@ def in_table(place: Place) -> Office:
         return [Letter(*row) for row in rows]
 
     return Office(
-        place, "letters", {"table": "letters"}, None, letters.statements(TableName("letters")), find
+        place, "letters", {"table": "letters"}, None, dead_letters.statements(TableName("letters")), find
     )
 
 
@@ -275,4 +275,4 @@ def test_no_message_is_too_odd_for_a_letter(outbox: Office, odd: dict[str, Any])
 def test_where_none_are_wanted_nobody_writes_them() -> None:
     inbox = InboxSettings.model_validate({"url": "postgresql://h/d", "group": "billing"})
 
-    assert letters.writer(inbox, None) is None
+    assert dead_letters.writer(inbox, None) is None

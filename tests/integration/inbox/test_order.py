@@ -15,11 +15,11 @@ from zlib import crc32
 import psycopg
 import pytest
 
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
+from outspark.brokers.feed import Received
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.database.names import TableName
 from outspark.errors import SettingsError
 from outspark.inbox import InboxEvent, NotNow, Worker
-from outspark.inbox.message import Received
 from tests.integration.inbox import far_taker as far_taker_process
 from tests.integration.inbox.place import Place, message, write
 from tests.waiting import wait_for

@@ -12,11 +12,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from outspark.config.settings import Settings
 from outspark.contracts.omnibox.table import kind
-from outspark.embedded.postgres import Postgres
 from outspark.errors import TableInvalid
-from outspark.partitioning import PartitionKeeper, interval
-from outspark.settings import Settings
+from outspark.maintenance.partitions import PartitionKeeper, interval
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.waiting import wait_for
 

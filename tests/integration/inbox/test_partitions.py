@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts import partitions as layout
-from outspark.contracts.names import TableName, resolve
 from outspark.contracts.omnibox.table import kind
-from outspark.partitions import Changes, Partitions
+from outspark.database import partitions as layout
+from outspark.database.names import TableName, resolve
+from outspark.maintenance.partitions import Changes, Partitions
 from tests.databases import Database
 from tests.integration.contracts.catalog import catalog
 from tests.waiting import wait_for

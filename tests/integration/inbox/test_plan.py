@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from outspark.contracts.names import TableName
 from outspark.contracts.omnibox import inbox
 from outspark.contracts.omnibox.inbox import WorkStatements, accept_statements, work_statements
 from outspark.contracts.omnibox.table import ready_index
-from outspark.embedded.postgres import Postgres
-from outspark.relay.connection import Connection, connect
+from outspark.database.names import TableName
+from outspark.database.session import Connection, connect
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.integration.inbox.place import Place, open_place, uuid7_at
 

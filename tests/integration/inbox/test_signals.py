@@ -10,14 +10,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from outspark.embedded.server import HOST, free_port
-from outspark.inbox.lane import InboxLane
-from outspark.inbox.signals import Signals
-from outspark.inbox.spec import InboxSpec
-from outspark.relay import control
-from outspark.relay.lane import LEAD
-from outspark.settings import RelaySettings
-from outspark.settings.inbox import InboxSettings
+from outspark.config.inbox import InboxSettings
+from outspark.config.settings import RelaySettings
+from outspark.hosting import control
+from outspark.hosting.shift import Signals
+from outspark.hosting.spec import LEAD
+from outspark.inbox.lane import InboxLane, InboxSpec
+from outspark.tools.servers.server import HOST, free_port
 from tests.databases import Database
 from tests.waiting import wait_for
 
@@ -58,7 +57,7 @@ def begin(database: Database) -> Iterator[Begin]:
     with ExitStack() as stack:
 
         def start(shift: int = 0, *, length: str = "600s", lane: int = 0) -> Signals:
-            signals = Signals(spec_of(database.url, shift, length=length, lane=lane))
+            signals = Signals(spec_of(database.url, shift, length=length, lane=lane), database.url, "take 0")
             stack.callback(signals.close)
             assert not signals.is_set()
             return signals
@@ -95,7 +94,7 @@ def test_a_wait_ends_by_itself(begin: Begin) -> None:
 
 
 def test_whoever_hosts_it_may_end_it(database: Database) -> None:
-    signals = Signals(spec_of(database.url), lambda: True)
+    signals = Signals(spec_of(database.url), database.url, "take 0", lambda: True)
 
     assert signals.is_set()
     assert not signals.stopped
@@ -193,7 +192,8 @@ def test_it_hears_again_after_its_session_was_lost(begin: Begin, database: Datab
 
 @pytest.mark.faults
 def test_a_shift_ends_in_time_when_its_database_is_away() -> None:
-    signals = Signals(spec_of(f"postgresql://{HOST}:{free_port()}/nowhere", length="50ms"))
+    nowhere = f"postgresql://{HOST}:{free_port()}/nowhere"
+    signals = Signals(spec_of(nowhere, length="50ms"), nowhere, "take 0")
     assert not signals.is_set()
 
     signals.say_ready()

@@ -12,21 +12,20 @@ from uuid import uuid4
 
 import pytest
 
-from outspark.embedded.nats import Nats
+from outspark.config.inbox import InboxSettings
+from outspark.config.settings import Settings
 from outspark.errors import OutsparkError, TableInvalid
-from outspark.inbox.lane import InboxLane
-from outspark.inbox.spec import InboxSpec, Task, inbox_lanes
-from outspark.inbox.taking import Taker
-from outspark.metrics import (
+from outspark.inbox.intake.consumer import Taker
+from outspark.inbox.lane import InboxLane, InboxSpec, Task, inbox_lanes
+from outspark.maintenance.partitions import Partitions
+from outspark.observability.metrics import (
     HANDOVERS_TOTAL,
     INBOX_ACCEPTED_TOTAL,
     INBOX_EVENTS_TOTAL,
     INBOX_INTAKE_FAILURES_TOTAL,
     Tally,
 )
-from outspark.partitions import Partitions
-from outspark.settings import Settings
-from outspark.settings.inbox import InboxSettings
+from outspark.tools.servers.nats import Nats
 from tests.databases import Database
 from tests.history.inbox.brokers import NatsBroker
 from tests.history.inbox.drafts import Draft

@@ -8,12 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.names import TableName, resolve
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
-from outspark.contracts.upkeep import DeadFilter
+from outspark.contracts.maintenance import DeadFilter
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.database.names import TableName, resolve
 from outspark.errors import SettingsError
 from outspark.inbox import InboxEvent, Reject
-from outspark.maintenance import Maintenance, Retention
+from outspark.maintenance.operations import Maintenance, Retention
 from tests.integration.inbox.place import Place, message, messages, write
 
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from outspark.inbox import InboxEvent, NotNow, Reject, Worker
-from outspark.metrics import INBOX_EVENTS_TOTAL
+from outspark.observability.metrics import INBOX_EVENTS_TOTAL
 from tests.integration.inbox.place import Place, message, messages, write
 from tests.waiting import wait_for
 

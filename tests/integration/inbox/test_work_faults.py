@@ -18,12 +18,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.names import TableName
-from outspark.contracts.omnibox.inbox_upkeep import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.database.names import TableName
 from outspark.errors import HandlerHung
 from outspark.inbox import InboxEvent, Worker
-from outspark.inbox.handling import ENDED_BY_ITSELF, LEFT_ABORTED
-from outspark.metrics import INBOX_HUNG_TOTAL
+from outspark.inbox.handling.transaction import ENDED_BY_ITSELF, LEFT_ABORTED
+from outspark.observability.metrics import INBOX_HUNG_TOTAL
 from tests.integration.inbox.place import Place, message, messages, write
 from tests.waiting import wait_for
 

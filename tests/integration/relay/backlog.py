@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from outspark.brokers import Publisher
+from outspark.delivery.destination import Destination
 from outspark.event import Message
 from outspark.outcome import Outcome
-from outspark.publishers import Publisher
-from outspark.relay.breaker import Destination
 from outspark.relay.lane import Lane
 from tests.integration.relay.jeap_place import JeapPlace
 from tests.integration.relay.omnibox_place import OmniboxPlace

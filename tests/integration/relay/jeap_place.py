@@ -9,9 +9,8 @@ from typing import Any
 from psycopg import sql
 
 from outspark.contracts.jeap.table import ddl
-from outspark.contracts.names import TableName
-from outspark.contracts.shedlock import RELAY
-from outspark.relay.shedlock import ShedLock, holder
+from outspark.database.names import TableName
+from outspark.database.shedlock import RELAY, ShedLock, holder
 from tests.databases import Database
 from tests.integration.relay.place import Broker, Place
 

@@ -12,10 +12,10 @@ from uuid import UUID, uuid5
 
 from psycopg import sql
 
-from outspark.contracts.names import TableName
 from outspark.contracts.omnibox.table import kind
+from outspark.database.names import TableName
 from outspark.event import Message
-from outspark.omnibox import Enqueued, NewOutboxEvent, OmniboxOutbox
+from outspark.outbox.omnibox import Enqueued, NewOutboxEvent, OmniboxOutbox
 from outspark.outcome import Outcome
 from tests.databases import Database
 from tests.integration.relay.place import Broker, Place

@@ -11,17 +11,18 @@ from typing import Any
 
 import psycopg
 
+from outspark.config.settings import Settings
 from outspark.contracts.openoutbox.table import ddl
+from outspark.delivery.destination import Destination
 from outspark.errors import DestinationDown
 from outspark.event import Message
-from outspark.new_event import NewEvent
-from outspark.outbox import Outbox
+from outspark.hosting import control, process
+from outspark.hosting.spec import Report
+from outspark.outbox.new_event import NewEvent
+from outspark.outbox.openoutbox import Outbox
 from outspark.outcome import DELIVERED, Outcome, Retry
-from outspark.relay import control, workbench
-from outspark.relay.breaker import Destination
-from outspark.relay.lane import Lane, Report
+from outspark.relay.lane import Lane
 from outspark.relay.spec import LaneSpec, share_out
-from outspark.settings import Settings
 from tests.databases import Database
 from tests.waiting import wait_for
 
@@ -195,4 +196,4 @@ def open_place(database: Database, *brokers: str) -> Place:
 
 
 def close_place(place: Place) -> None:
-    workbench.close()
+    process.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from outspark.contracts.shedlock import RELAY
+from outspark.database.shedlock import RELAY
 
 NOW = "SELECT timezone('utc', clock_timestamp())"
 

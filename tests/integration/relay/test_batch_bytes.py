@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outspark.contracts.doorbell import doorbell_ddl
-from outspark.contracts.names import TableName
+from outspark.database.doorbell import doorbell_ddl
+from outspark.database.names import TableName
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Outcome, Retry
-from outspark.relay.doorbell import Doorbell
 from outspark.relay.loop import SourceLoop
+from outspark.relay.waking import Doorbell
 from tests.databases import Database
 from tests.integration.relay.jeap_place import open_jeap_place
 from tests.integration.relay.omnibox_place import open_omnibox_place

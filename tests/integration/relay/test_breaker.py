@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from outspark.contracts.names import TableName
 from outspark.contracts.openoutbox.table import ddl
+from outspark.database.names import TableName
+from outspark.delivery.destination import Destination
 from outspark.errors import DestinationDown
 from outspark.event import Message
 from outspark.outcome import DELIVERED, HELD, Retry
-from outspark.relay.breaker import Destination
 from tests.databases import Database
 from tests.integration.relay.place import Broker, Place, close_place, open_place
 from tests.waiting import wait_for

@@ -12,11 +12,11 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from outspark import contracts
-from outspark.contracts.names import TableName
-from outspark.contracts.openoutbox.upkeep import REAP, OpenOutboxUpkeep
-from outspark.contracts.slots import CREATE, compose
-from outspark.relay.connection import Connection, connect
-from outspark.settings import SourceSettings
+from outspark.config.settings import SourceSettings
+from outspark.contracts.openoutbox.maintenance import REAP, OpenOutboxUpkeep
+from outspark.database.names import TableName
+from outspark.database.session import Connection, connect
+from outspark.database.slots import CREATE, compose
 from tests.databases import Database
 
 TABLE = TableName("openoutbox_events", "public")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from outspark.delivery import dead_guard
+from outspark.delivery import destination as breaker
 from outspark.event import Message
 from outspark.outcome import Dead, Outcome, Retry
-from outspark.relay import breaker, dead_guard
 from outspark.relay.lane import Lane
 from tests.databases import Database
 from tests.integration.relay.jeap_place import JeapPlace

@@ -12,11 +12,11 @@ from itertools import pairwise
 import psycopg
 import pytest
 
-from outspark import conninfo
-from outspark.embedded.postgres import Postgres
-from outspark.relay import workbench
-from outspark.relay.connection import connect
+from outspark.database import conninfo
+from outspark.database.session import connect
+from outspark.hosting import process
 from outspark.spark.databases import Databases
+from outspark.tools.servers.postgres import Postgres
 from tests import netns
 from tests.databases import Database
 from tests.integration.relay.place import Place, open_place
@@ -70,8 +70,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         link.inside("near"),
     ):
         yield Site(link, near, far)
-        for url in list(workbench._connections):
-            workbench.discard(url)
+        for url in list(process._connections):
+            process.discard(url)
 
 
 def test_the_server_lets_go_of_the_locks_of_a_client_that_vanished(site: Site) -> None:

@@ -12,10 +12,10 @@ import pytest
 from psycopg import sql
 
 from outspark import contracts
-from outspark.contracts.names import TableName
+from outspark.contracts.maintenance import DeadFilter, Stats
 from outspark.contracts.omnibox.table import ready_index
-from outspark.contracts.upkeep import DeadFilter, Stats
-from outspark.maintenance import Maintenance, Retention
+from outspark.database.names import TableName
+from outspark.maintenance.operations import Maintenance, Retention
 from outspark.outcome import Dead
 from tests.databases import Database
 from tests.integration.relay.jeap_place import JeapPlace

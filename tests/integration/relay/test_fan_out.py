@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outspark.contracts import deliveries
-from outspark.contracts.names import TableName
+from outspark.database import deliveries
+from outspark.database.names import TableName
 from outspark.outcome import Dead, Retry
 from tests.databases import Database
 from tests.integration.relay.place import Place, close_place, open_place

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from outspark.delivery import dead_guard, destination
 from outspark.outcome import Dead, Retry
-from outspark.relay import breaker, dead_guard
 from outspark.relay.lane import Lane
 from tests.databases import Database
 from tests.integration.relay.jeap_place import JeapPlace
@@ -124,7 +124,7 @@ def test_the_report_tells_what_is_closed(leased: Place) -> None:
 
 
 def test_a_discarded_event_leaves_no_breaker_behind(leased: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "IDLE", 0.5)
+    monkeypatch.setattr(destination, "IDLE", 0.5)
     leased.broker.missing = {"gone"}
     leased.enqueue("a", type="gone", key="k")
     with leased.working() as lane:

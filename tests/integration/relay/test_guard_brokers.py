@@ -11,16 +11,16 @@ from aio_pika.abc import AbstractChannel, ExchangeType
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy
 
-from outspark.embedded.nats import Nats
-from outspark.embedded.rabbitmq import RabbitMQ
-from outspark.embedded.redis import Redis
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.rabbitmq import RabbitMQ
+from outspark.tools.servers.redis import Redis
 from tests.databases import Database
-from tests.integration.publishers.http_rig import HttpRig
-from tests.integration.publishers.kafka_rig import KafkaRig, records, shared_server
-from tests.integration.publishers.rabbitmq_rig import RabbitMQRig, on_channel, write_definitions
-from tests.integration.publishers.receiver import Receiver
-from tests.integration.publishers.redis_rig import RedisRig, command
-from tests.integration.publishers.test_nats import NatsRig, on_jetstream
+from tests.integration.brokers.http_rig import HttpRig
+from tests.integration.brokers.kafka_rig import KafkaRig, records, shared_server
+from tests.integration.brokers.rabbitmq_rig import RabbitMQRig, on_channel, write_definitions
+from tests.integration.brokers.receiver import Receiver
+from tests.integration.brokers.redis_rig import RedisRig, command
+from tests.integration.brokers.test_nats import NatsRig, on_jetstream
 from tests.integration.relay.backlog import (
     BATCH,
     KEYS,

@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from outspark.cli.app import app
-from outspark.embedded.postgres import Postgres
-from outspark.relay import workbench
+from outspark.config.settings import Settings
+from outspark.hosting import process
 from outspark.relay.spec import share_out
-from outspark.settings import Settings
 from outspark.spark.beat import HANGING, beating, prefix
 from outspark.spark.databases import Databases
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.integration.relay.place import open_place
 from tests.waiting import wait_for
@@ -56,7 +56,7 @@ def test_work_goes_to_the_host_that_can_be_written_to(hosts: str) -> None:
         driver.close()
         done = CliRunner().invoke(app, ["reap", "--url", hosts])
         assert done.exit_code == 0, done.output
-        workbench.discard(hosts)
+        process.discard(hosts)
 
 
 def test_a_lane_that_hangs_says_so_where_its_driver_looks(hosts: str) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts import attempts
+from outspark.config.settings import Settings
+from outspark.contracts.jeap.maintenance import JeapUpkeep
 from outspark.contracts.jeap.table import ddl
-from outspark.contracts.jeap.upkeep import JeapUpkeep
-from outspark.contracts.names import TableName
-from outspark.contracts.shedlock import HOUSEKEEPING
-from outspark.contracts.upkeep import DeadFilter
-from outspark.maintenance import Maintenance, Pruned
-from outspark.relay.housekeeping import Housekeeper
-from outspark.settings import Settings
+from outspark.contracts.maintenance import DeadFilter
+from outspark.database import attempts
+from outspark.database.names import TableName
+from outspark.database.shedlock import HOUSEKEEPING
+from outspark.maintenance.jeap_housekeeping import Housekeeper
+from outspark.maintenance.operations import Maintenance, Pruned
 from tests.databases import Database
 from tests.integration.relay.jeap_place import header_ddl
 from tests.waiting import wait_for

@@ -12,7 +12,7 @@ import pytest
 
 from outspark.event import Event, Message
 from outspark.outcome import Dead, DeadKind, Outcome, Retry
-from outspark.relay import settling
+from outspark.relay import settle
 from tests.databases import Database
 from tests.history.checker import check
 from tests.history.jeap_table import JeapTable
@@ -112,7 +112,7 @@ def test_the_clock_of_the_relay_does_not_matter(
 
     real = time.time
     monkeypatch.setattr("time.time", lambda: real() + hours * 3600)
-    monkeypatch.setattr(settling, "datetime", Wrong)
+    monkeypatch.setattr(settle, "datetime", Wrong)
     jeap.send("scheduled", key=b"k")
     jeap.send("immediate", key=b"k", send_immediately=True, schedule_after=jeap.now() + HOUR / 2)
     jeap.send("overdue", key=b"k", send_immediately=True, schedule_after=jeap.now() - HOUR / 2)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from outspark import contracts
-from outspark.contracts.names import TableName
 from outspark.contracts.privileges import grants, side_needs
+from outspark.database.names import TableName
 from outspark.errors import TableInvalid
 from outspark.event import Message
+from outspark.hosting import process
 from outspark.outcome import Retry
-from outspark.relay import workbench
 from outspark.relay.lane import Lane
 from outspark.spark.monitor import Monitor
 from tests.integration.relay.jeap_place import JeapPlace
@@ -43,7 +43,7 @@ def role(jeap: JeapPlace) -> Iterator[str]:
     url = jeap.database.url.replace("postgres@", f"{ROLE}@")
     jeap.source["url"] = url
     yield ROLE
-    workbench.discard(url)
+    process.discard(url)
     jeap.conn.execute(f"DROP OWNED BY {ROLE}".encode())
     jeap.conn.execute(f"DROP ROLE {ROLE}".encode())
 

@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import AclOperation, ResourceType
 
+from outspark.brokers import Publisher
+from outspark.delivery.destination import Destination
 from outspark.outcome import DELIVERED
-from outspark.publishers import Publisher
-from outspark.relay.breaker import Destination
 from outspark.relay.lane import Lane
 from tests.databases import Database
-from tests.integration.publishers.kafka_rig import KafkaRig, acl, acls, records, sasl, shared_server
+from tests.integration.brokers.kafka_rig import KafkaRig, acl, acls, records, sasl, shared_server
 from tests.integration.relay.jeap_place import JeapPlace, open_jeap_place
 from tests.integration.relay.place import close_place
 from tests.integration.relay.test_jeap import B3, TRACE, TRACEPARENT

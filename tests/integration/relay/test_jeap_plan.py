@@ -9,11 +9,11 @@ import pytest
 from pydantic import SecretStr
 
 from outspark import contracts
-from outspark.contracts import slots
+from outspark.config.settings import SourceSettings
 from outspark.contracts.jeap.table import DEFAULT_TABLE, ddl, ready_index
-from outspark.contracts.names import TableName
-from outspark.relay.connection import Connection, connect
-from outspark.settings import SourceSettings
+from outspark.database import slots
+from outspark.database.names import TableName
+from outspark.database.session import Connection, connect
 from tests.databases import Database
 
 TABLE = TableName("deferred_message", "public")

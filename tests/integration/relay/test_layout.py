@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outspark.relay.note import Note
+from outspark.relay.handover import Note
 from tests.integration.relay.place import Place
 from tests.integration.relay.test_ownership import ELSEWHERE, OwnerOfSlots
 

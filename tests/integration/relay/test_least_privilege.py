@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from outspark import contracts
-from outspark.contracts.names import TableName
 from outspark.contracts.privileges import Need, Who, grants, side_needs
+from outspark.database.names import TableName
 from outspark.errors import DatabaseRefused
-from outspark.new_event import NewEvent
-from outspark.outbox import Outbox
-from outspark.relay import workbench
+from outspark.hosting import process
+from outspark.outbox.new_event import NewEvent
+from outspark.outbox.openoutbox import Outbox
 from outspark.spark.monitor import Monitor
 from tests.integration.relay.jeap_place import JeapPlace
 from tests.integration.relay.place import Place
@@ -30,7 +30,7 @@ def roles(place: Place) -> Iterator[None]:
         place.conn.execute(f"CREATE ROLE {role} LOGIN".encode())
     yield
     for role in ROLES:
-        workbench.discard(url_of(place, role))
+        process.discard(url_of(place, role))
         place.conn.execute(f"DROP OWNED BY {role}".encode())
         place.conn.execute(f"DROP ROLE {role}".encode())
 

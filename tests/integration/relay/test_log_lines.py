@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from outspark.causes import Causes
+from outspark.observability.causes import Causes
 from outspark.outcome import Dead
 from outspark.relay.lane import Lane
 from outspark.relay.spec import share_out

@@ -10,16 +10,16 @@ import pytest
 from pydantic import SecretStr
 
 from outspark import NewEvent, Outbox, contracts
-from outspark.contracts.names import TableName
+from outspark.config.settings import SourceSettings
 from outspark.contracts.openoutbox import table as openoutbox
-from outspark.metrics import Tally
-from outspark.relay import lowwater
-from outspark.relay.connection import Connection, connect
-from outspark.relay.keys import Block
-from outspark.relay.lowwater import BEGINNING, LowWater
-from outspark.relay.note import Mark
+from outspark.database.names import TableName
+from outspark.database.session import Connection, connect
+from outspark.delivery.destination import Block
+from outspark.observability.metrics import Tally
+from outspark.relay import low_water
+from outspark.relay.handover import Mark
+from outspark.relay.low_water import BEGINNING, LowWater
 from outspark.relay.source import Source
-from outspark.settings import SourceSettings
 from tests.databases import Database
 
 TABLE = TableName("openoutbox_events", "public")
@@ -125,7 +125,7 @@ def late_event(drain: Drain, database: Database, *, shifts: bool = False) -> tup
 def test_an_event_committed_late_is_still_claimed_before_the_next_of_its_key(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, dear: float
 ) -> None:
-    monkeypatch.setattr(lowwater, "DEAR", dear)
+    monkeypatch.setattr(low_water, "DEAR", dear)
     order, first, second = late_event(Drain(lane, database.url), database)
     assert len(order) == 62
     assert order.index(first) < order.index(second)
@@ -177,7 +177,7 @@ def test_what_was_swept_costs_a_look_from_the_beginning_no_rows(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, interval: float, reads_rows: bool
 ) -> None:
     """The index entries of events that are done are marked as dead while looks still come by."""
-    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", interval)
+    monkeypatch.setattr(low_water, "CHECK_INTERVAL", interval)
     lane.execute("ALTER TABLE openoutbox_events SET (autovacuum_enabled = off)")
     drain = Drain(lane, database.url)
     fill(lane, 400 * LIMIT)
@@ -192,7 +192,7 @@ def test_what_waits_for_a_destination_is_not_swept(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     """It would be read again, second by second."""
-    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(low_water, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     if waits:
         drain.source.keys.wait_for_note(Block("bus"), ["of another"], [], [])
@@ -206,7 +206,7 @@ def test_what_waits_for_a_destination_is_not_swept(
 def test_what_a_sweep_finds_below_the_mark_and_is_not_through_is_found_again(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(low_water, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     fill(lane, 100)
     drain.look_until_marked()
@@ -225,7 +225,7 @@ def test_a_mark_lasts_longer_where_a_look_from_the_beginning_is_dear(
     fill(lane, 100)
     lasting = []
     for worth in (0.0, 1e6):
-        monkeypatch.setattr(lowwater, "BUSY", (worth, 1.0, 30.0))
+        monkeypatch.setattr(low_water, "BUSY", (worth, 1.0, 30.0))
         drain = Drain(lane, database.url)
         drain.look_until_marked()
         lasting.append(drain.low.expires_in())
@@ -238,7 +238,7 @@ def test_where_looks_are_dear_the_mark_stays_when_nothing_is_left(
     """What waits for a destination that is down need not be stepped over at each look of an idle lane."""
     fill(lane, 12)
     for dear, stays in ((1e6, False), (0.0, True)):
-        monkeypatch.setattr(lowwater, "DEAR", dear)
+        monkeypatch.setattr(low_water, "DEAR", dear)
         drain = Drain(lane, database.url)
         for _ in range(6):
             drain.look()
@@ -281,7 +281,7 @@ def test_while_looks_begin_at_the_mark_it_rises_with_time(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream without end does not look over the same index entries until the mark expires."""
-    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(low_water, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     fill(lane, 60)
     drain.look_until_marked()
@@ -296,7 +296,7 @@ def test_an_event_scheduled_after_the_mark_was_set_is_found_when_it_falls_due(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark may rise past it while it waits."""
-    monkeypatch.setattr(lowwater, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(low_water, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     fill(lane, 60)
     drain.look_until_marked()

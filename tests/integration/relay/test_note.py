@@ -8,12 +8,12 @@ from datetime import datetime
 
 import pytest
 
+from outspark.delivery import destination
 from outspark.outcome import Retry
-from outspark.relay import breaker
+from outspark.relay.handover import Note, Waiting
 from outspark.relay.lane import Lane
 from outspark.relay.loop import SourceLoop
-from outspark.relay.lowwater import BEGINNING, LowWater
-from outspark.relay.note import Note, Waiting
+from outspark.relay.low_water import BEGINNING, LowWater
 from tests.databases import Database
 from tests.integration.relay.place import Place, close_place, open_place
 from tests.integration.relay.test_ownership import OwnerOfSlots
@@ -77,7 +77,7 @@ def test_what_waits_for_a_destination_that_is_down_is_not_tried_again_by_the_nex
 def test_probes_keep_their_rhythm_over_shifts_that_are_shorter_than_the_pause_between_them(
     two: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breaker, "LONGEST_PROBE", PAUSE)
+    monkeypatch.setattr(destination, "LONGEST_PROBE", PAUSE)
     processes = [two.destinations(), two.destinations()]
     for destinations in processes:
         destinations["left"].pause = PAUSE

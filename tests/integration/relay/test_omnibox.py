@@ -10,10 +10,10 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from outspark.contracts.omnibox.table import ready_index
-from outspark.metrics import LEASES_LOST_TOTAL, REAPED_TOTAL
+from outspark.database.slots import Owner
+from outspark.observability.metrics import LEASES_LOST_TOTAL, REAPED_TOTAL
 from outspark.outcome import Dead, Retry
 from outspark.relay.lane import Lane
-from outspark.relay.owner import Owner
 from tests.databases import Database
 from tests.integration.relay.omnibox_place import TABLE, OmniboxPlace, open_omnibox_place
 from tests.integration.relay.place import close_place

@@ -10,11 +10,11 @@ import pytest
 from pydantic import SecretStr
 
 from outspark import contracts
+from outspark.config.settings import SourceSettings
 from outspark.contracts.contract import LaneStatements
 from outspark.contracts.omnibox.table import kind, ready_index
-from outspark.relay.connection import Connection, connect
-from outspark.relay.lowwater import BEGINNING
-from outspark.settings import SourceSettings
+from outspark.database.session import Connection, connect
+from outspark.relay.low_water import BEGINNING
 from tests.databases import Database
 from tests.integration.relay.omnibox_place import PARTITIONS, TABLE
 

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from outspark import contracts
-from outspark.contracts.names import TableName
+from outspark.database.names import TableName
+from outspark.database.session import Connection, connect
+from outspark.database.slots import Owner, Slots
+from outspark.delivery.dispatcher import Dispatched
 from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
-from outspark.metrics import LEASES_LOST_TOTAL, Tally
+from outspark.observability.metrics import LEASES_LOST_TOTAL, Tally
 from outspark.outcome import DELIVERED, Retry
-from outspark.relay.connection import Connection, connect
-from outspark.relay.dispatch import Dispatched
-from outspark.relay.owner import Owner
-from outspark.relay.settling import Settler
-from outspark.relay.slots import Slots
+from outspark.relay.ownership import Tenure
+from outspark.relay.settle import Settler
 from outspark.relay.source import Batch, Source
-from outspark.relay.tenure import Tenure
 from tests.integration.relay.place import Place
 from tests.waiting import wait_for
 

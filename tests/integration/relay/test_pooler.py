@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from outspark.database.session import connect
 from outspark.errors import PoolerDetected
-from outspark.relay.connection import connect
 from tests.integration.relay.place import Place
 from tests.waiting import wait_for
 

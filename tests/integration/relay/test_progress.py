@@ -11,14 +11,13 @@ from datetime import timedelta
 
 import pytest
 
-from outspark.contracts.names import TableName
+from outspark.database.names import TableName
+from outspark.database.session import connect
+from outspark.database.slots import Owner, Slots
 from outspark.event import Message
-from outspark.metrics import EVENTS_TOTAL, Tally
+from outspark.observability.metrics import EVENTS_TOTAL, Tally
 from outspark.outcome import Outcome, Retry
-from outspark.relay.connection import connect
 from outspark.relay.lane import Lane
-from outspark.relay.owner import Owner
-from outspark.relay.slots import Slots
 from outspark.relay.spec import share_out
 from outspark.spark.monitor import Monitor
 from tests.databases import Database

@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from outspark.embedded.postgres import Postgres
 from outspark.outcome import Retry
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.integration.relay.place import Place, close_place, open_place
 

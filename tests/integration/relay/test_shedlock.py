@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from outspark.database.shedlock import ShedLock
 from outspark.event import Message
+from outspark.hosting import process
 from outspark.outcome import Outcome
-from outspark.relay import loop, workbench
+from outspark.relay import loop
 from outspark.relay.lane import Lane
-from outspark.relay.shedlock import ShedLock
 from tests.integration.relay.jeap_place import JeapPlace
 from tests.integration.relay.place import Broker
 from tests.integration.relay.taking_turns import (
@@ -415,7 +416,7 @@ def test_two_runs_of_ours_are_never_at_it_together(short: JeapPlace) -> None:
             wait_for(lambda: not short.waiting())
             assert {each.who for each in turns.published} == {"one"}
     for lane in lanes.values():
-        workbench.discard(lane.spec.shares[0].settings.url.get_secret_value())
+        process.discard(lane.spec.shares[0].settings.url.get_secret_value())
 
 
 def test_a_lane_that_lost_the_lock_publishes_nothing_more(short: JeapPlace, java: JavaLock) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from outspark.contracts.doorbell import doorbell_ddl
-from outspark.contracts.names import TableName, lock_class
+from outspark.database.doorbell import doorbell_ddl
+from outspark.database.names import TableName, lock_class
 from outspark.outcome import Retry
-from outspark.relay import desk
-from outspark.relay.doorbell import QUICK, Doorbell
+from outspark.relay import session
+from outspark.relay.waking import QUICK, Doorbell
 from tests.integration.relay.place import Place
 from tests.waiting import wait_for
 
@@ -73,13 +73,13 @@ def missed_bursts(street: Place, bursts: int) -> int:
 
 
 def test_the_doorbell_misses_nothing(street: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "Doorbell", DistantDoorbell)
+    monkeypatch.setattr(session, "Doorbell", DistantDoorbell)
 
     assert missed_bursts(street, BURSTS) == 0
 
 
 def test_without_the_second_look_it_does(street: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "Doorbell", ForgetfulDoorbell)
+    monkeypatch.setattr(session, "Doorbell", ForgetfulDoorbell)
 
     assert missed_bursts(street, 4 * BURSTS) == 1
 

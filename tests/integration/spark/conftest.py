@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from outspark.settings import RelaySettings
+from outspark.config.settings import RelaySettings
 from outspark.spark.session import open_session
 
 

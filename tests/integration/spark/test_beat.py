@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 from outspark import contracts
-from outspark.contracts.names import TableName
+from outspark.config.settings import Settings
+from outspark.database.names import TableName
 from outspark.event import Event
-from outspark.outbox import NewEvent, Outbox
-from outspark.relay import workbench
+from outspark.hosting import process
+from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.lane import Lane
 from outspark.relay.spec import LaneSpec, share_out
-from outspark.settings import Settings
 from outspark.spark.beat import HANGING, SILENT, beating, prefix
 from outspark.spark.databases import Databases
 from tests.databases import Database
@@ -39,7 +39,7 @@ def spec(url: str) -> LaneSpec:
 def work(lane: LaneSpec) -> None:
     with beating(lane, given_up.set) as moved:
         Lane(lane).run(done.is_set, moved)
-    workbench.close()
+    process.close()
 
 
 def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None:

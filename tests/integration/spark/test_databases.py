@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outspark.relay import control
-from outspark.relay.connection import connect
+from outspark.database.session import connect
+from outspark.hosting import control
 from outspark.spark.databases import Databases
 from tests.databases import Database
 

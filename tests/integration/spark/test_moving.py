@@ -12,16 +12,17 @@ from typing import Any
 import psycopg
 
 from outspark import contracts
-from outspark.contracts.names import TableName
+from outspark.config.settings import LogSettings, Settings
+from outspark.database.names import TableName
 from outspark.event import Event
+from outspark.hosting import control
+from outspark.hosting import process as workbench
 from outspark.inbox import InboxEvent, Router
-from outspark.inbox.spec import InboxSpec, inbox_lanes
-from outspark.outbox import NewEvent, Outbox
-from outspark.relay import control, workbench
+from outspark.inbox.lane import InboxSpec, inbox_lanes
+from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.lane import Lane
 from outspark.relay.spec import share_out
-from outspark.settings import LogSettings, Settings
-from outspark.spark.lanes import host
+from outspark.spark.task import host
 from tests.databases import Database
 from tests.integration.inbox.place import Place, messages, open_place, write
 from tests.waiting import wait_for

@@ -9,14 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.names import TableName
+from outspark.config.settings import Settings
 from outspark.contracts.omnibox.table import kind
 from outspark.contracts.openoutbox.table import ddl
-from outspark.embedded.postgres import Postgres
+from outspark.database.names import TableName
 from outspark.errors import DatabaseRefused, SettingsError
-from outspark.settings import Settings
 from outspark.spark.inbox import InboxApp
 from outspark.spark.monitor import Monitor
+from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 
 

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from outspark import contracts, metrics
-from outspark.contracts.names import TableName
-from outspark.metrics import Tally
-from outspark.outbox import NewEvent, Outbox
-from outspark.relay.connection import connect
-from outspark.relay.control import STOP, say
+from outspark import contracts
+from outspark.config.settings import LogSettings, Settings
+from outspark.database.names import TableName
+from outspark.database.session import connect
+from outspark.hosting.control import STOP, say
+from outspark.observability import metrics
+from outspark.observability.metrics import Tally
+from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.spec import LaneSpec, share_out
-from outspark.settings import LogSettings, Settings
 from outspark.spark.session import has_ended
 from outspark.spark.shifts import FIRST_PAUSE, Shifts
 from tests.databases import Database

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outspark.embedded.kafka import Kafka
-from outspark.embedded.server import free_port
+from outspark.tools.servers.kafka import Kafka
+from outspark.tools.servers.server import free_port
 from tests.integration.tls.certificates import NAME, Certificates, Pair
 from tests.integration.tls.passwords import EVERY
 from tests.integration.tls.recorder import HOST

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import pytest
 
+from outspark.brokers import Publisher, open_publisher
+from outspark.config.settings import DestinationSettings
 from outspark.errors import DestinationDown, DestinationError
 from outspark.outcome import DELIVERED, Outcome
-from outspark.publishers import Publisher, open_publisher
-from outspark.settings import DestinationSettings
 from tests.integration.tls.refusals import TIMEOUT, event
 
 _PRINTABLE = [chr(code) for code in range(32, 127)]

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from outspark.embedded import pginstall
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers import pginstall
+from outspark.tools.servers.postgres import Postgres
 from tests.integration.tls.certificates import NAME, Certificates, Pair
 from tests.integration.tls.passwords import EVERY
 from tests.integration.tls.recorder import HOST

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from outspark.brokers import Publisher, open_publisher
+from outspark.config.settings import DestinationSettings
 from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Retry
-from outspark.publishers import Publisher, open_publisher
-from outspark.settings import DestinationSettings
 
 TIMEOUT = 10.0
 PASSWORD = "pw-that-stays"

@@ -14,7 +14,7 @@ import pytest
 
 from outspark.errors import DestinationDown, SettingsError
 from outspark.outcome import Retry
-from tests.integration.publishers.receiver import Receiver
+from tests.integration.brokers.receiver import Receiver
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import NAME, WRONG_NAME, Certificates, Pair
 from tests.integration.tls.recorder import HOST, Recorder

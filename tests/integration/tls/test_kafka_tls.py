@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from outspark.brokers import Feed, open_feed
+from outspark.config.inbox import FeedSettings
 from outspark.errors import FeedFailed, SettingsError
-from outspark.inbox.feeds import Feed, open_feed
-from outspark.settings.inbox import FeedSettings
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import WRONG_NAME, Certificates
 from tests.integration.tls.kafka_tls_rig import TOPIC, TlsKafka, login

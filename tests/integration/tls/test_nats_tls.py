@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from outspark.embedded.nats import Nats
+from outspark.brokers import Feed, Publisher, open_feed, open_publisher
+from outspark.config.inbox import FeedSettings
+from outspark.config.settings import DestinationSettings
 from outspark.errors import DestinationDown, DestinationError, FeedFailed
 from outspark.event import Message
-from outspark.inbox.feeds import Feed, open_feed
 from outspark.outcome import DELIVERED
-from outspark.publishers import Publisher, open_publisher
-from outspark.settings import DestinationSettings
-from outspark.settings.inbox import FeedSettings
-from tests.integration.publishers.test_nats import ConfiguredNats
+from outspark.tools.servers.nats import Nats
+from tests.integration.brokers.test_nats import ConfiguredNats
 from tests.integration.tls.certificates import NAME, WRONG_NAME, Certificates, Pair
 from tests.integration.tls.recorder import HOST, Recorder
 from tests.waiting import wait_for

@@ -10,12 +10,12 @@ from contextlib import closing
 
 import pytest
 
-from outspark.embedded.redis import Redis
+from outspark.brokers import open_feed
+from outspark.config.inbox import FeedSettings
 from outspark.errors import FeedFailed
-from outspark.inbox.feeds import open_feed
-from outspark.settings.inbox import FeedSettings
-from tests.integration.publishers.receiver import Answer, Receiver
-from tests.integration.publishers.test_nats import ConfiguredNats
+from outspark.tools.servers.redis import Redis
+from tests.integration.brokers.receiver import Answer, Receiver
+from tests.integration.brokers.test_nats import ConfiguredNats
 from tests.integration.tls.passwords import (
     EVERY,
     WRONG,

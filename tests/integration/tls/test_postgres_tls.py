@@ -10,12 +10,12 @@ from contextlib import closing
 import pytest
 
 from outspark.cli.exits import DatabaseUnreachable
-from outspark.cli.sources import connect
-from outspark.embedded.postgres import Postgres
+from outspark.cli.tables import connect
+from outspark.config.settings import Settings, SourceSettings
 from outspark.errors import DatabaseRefused
-from outspark.settings import Settings, SourceSettings
 from outspark.spark.inbox import InboxApp
 from outspark.spark.monitor import Monitor
+from outspark.tools.servers.postgres import Postgres
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import Certificates
 from tests.integration.tls.passwords import EVERY, WRONG, assert_not_echoed

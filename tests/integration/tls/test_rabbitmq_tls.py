@@ -10,9 +10,9 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from outspark.embedded.rabbitmq import RabbitMQ
-from outspark.embedded.server import free_port
-from tests.integration.publishers.rabbitmq_rig import write_definitions
+from outspark.tools.servers.rabbitmq import RabbitMQ
+from outspark.tools.servers.server import free_port
+from tests.integration.brokers.rabbitmq_rig import write_definitions
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import NAME, Certificates, Pair
 from tests.integration.tls.passwords import EVERY, WRONG, assert_password_works, encoded

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 from redis import Redis as Client
 
-from outspark.embedded.redis import Redis
-from outspark.embedded.server import free_port
 from outspark.errors import DestinationDown, SettingsError
+from outspark.tools.servers.redis import Redis
+from outspark.tools.servers.server import free_port
 from tests.integration.tls import refusals
 from tests.integration.tls.certificates import NAME, WRONG_NAME, Certificates, Pair
 from tests.integration.tls.recorder import HOST, Recorder

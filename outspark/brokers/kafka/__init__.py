@@ -1,0 +1,1 @@
+"""Kafka: its client, its publisher and its feed."""

@@ -1,0 +1,1 @@
+"""NATS JetStream: its client, its publisher and its feed."""

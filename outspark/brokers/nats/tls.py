@@ -1,0 +1,74 @@
+"""A client of NATS that says nothing in the clear when TLS is wanted, and decodes the credentials that a URL has.
+
+In NATS the server's greeting decides on TLS, and it comes in the clear: whoever stands in between can leave TLS out of
+it. The client itself then goes on without, so this one looks before it sends its first word, which has the password.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from typing import Any
+from urllib.parse import unquote
+
+import nats.errors
+from nats.aio.client import Client
+
+from outspark.tls import NOT_OFFERED
+
+# How the first word names what `connect` has by another name.
+_CREDENTIALS = {"user": "user", "pass": "password", "auth_token": "token"}
+
+
+class TlsNotOffered(nats.errors.Error):
+    def __str__(self) -> str:
+        return f"TLS: {NOT_OFFERED}, and tls://, ca_file or cert_file asks for it; nothing was sent to it"
+
+
+class TlsClient(Client):
+    """TLS is wanted where `connect` is given a context for it."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # A server that leaves the choice to its clients says so in a word that the client itself does not know.
+        if initial_connection and self._tls_wanted and info.get("tls_available"):
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except OSError as error:
+            # With TLS 1.3 a server looks at our certificate after we take it for agreed, and its refusal is a reset.
+            reader = getattr(self._transport, "_io_reader", None)
+            refusal = None if reader is None else reader.exception()
+            if isinstance(refusal, ssl.SSLError):
+                raise refusal from error
+            raise
+
+    def _connect_command(self) -> bytes:
+        """Called for the first word to the server, when TLS has been agreed on if it ever is."""
+        if self._tls_wanted and not self._encrypted:
+            raise TlsNotOffered
+        return self._with_credentials_decoded(super()._connect_command())
+
+    def _with_credentials_decoded(self, command: bytes) -> bytes:
+        """The client sends what stands in a URL as it stands there; in a URL it is percent-encoded."""
+        if self._current_server is None or self._current_server.uri.username is None:
+            return command
+        verb, _, words = command.partition(b" ")
+        given = json.loads(words)
+        for name, option in _CREDENTIALS.items():
+            if name in given and self.options.get(option) is None:
+                given[name] = unquote(given[name])
+        return verb + b" " + json.dumps(given).encode() + b"\r\n"
+
+    @property
+    def _tls_wanted(self) -> bool:
+        return self.options.get("tls") is not None
+
+    @property
+    def _encrypted(self) -> bool:
+        if self._current_server is not None and self._current_server.uri.scheme == "wss":
+            return True  # from its first byte
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.get_extra_info("ssl_object") is not None

@@ -1,0 +1,1 @@
+"""RabbitMQ: its connection and its publisher."""

@@ -1,0 +1,1 @@
+"""Redis Streams: its servers and its publisher."""

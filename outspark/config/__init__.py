@@ -1,0 +1,1 @@
+"""Settings: the models, and how a file, the environment and flags fill them."""

@@ -1,0 +1,63 @@
+"""Which extras a configuration needs, so that all that are missing are named at once, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+
+from outspark.config.inbox import InboxSettings
+from outspark.config.settings import Settings
+from outspark.errors import ExtraMissing
+
+Need = tuple[str, str]
+"""An extra, and the part that needs it."""
+
+_MODULES = {
+    "spark": ("pyspark",),
+    "server": ("prometheus_client", "starlette", "uvicorn"),
+    "kafka": ("confluent_kafka",),
+    "nats": ("nats",),
+    "rabbitmq": ("aio_pika",),
+    "redis": ("redis",),
+    "http": ("httpcore",),
+    "claimcheck": ("fsspec",),
+}
+
+
+def require_for_relay(settings: Settings) -> None:
+    """ExtraMissing with every extra that a relay of these settings lacks."""
+    _require(
+        [
+            ("spark", "the relay"),
+            ("server", "the server"),
+            *((one.type, f"a destination of type {one.type}") for one in settings.destinations.values()),
+            *(("claimcheck", "a claim check") for one in settings.destinations.values() if one.claim_check),
+        ]
+    )
+
+
+def require_for_inboxes(inboxes: Iterable[InboxSettings], *, take: bool) -> None:
+    feeds = [one.feed for one in inboxes if take and one.feed is not None]
+    _require(
+        [
+            ("spark", "the inbox"),
+            ("server", "the server"),
+            *((feed.type, f"a feed of type {feed.type}") for feed in feeds),
+        ]
+    )
+
+
+def _require(needs: Iterable[Need]) -> None:
+    missing = dict(_missing(needs))
+    if missing:
+        raise ExtraMissing(_joined(list(missing.values())), ",".join(missing))
+
+
+def _missing(needs: Iterable[Need]) -> Iterator[Need]:
+    for extra, part in needs:
+        if any(find_spec(module) is None for module in _MODULES.get(extra, ())):
+            yield extra, part
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,239 @@
+"""Settings of an inbox: how messages are taken in, how their handlers are run, and what is promised."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from outspark.config.fields import Duration, Model, Ordering, PartitionSettings, RetrySettings
+
+
+class Strategy(StrEnum):
+    """What is promised about each message, by when the broker hears of it and when the row is completed.
+
+    | strategy                 | the broker hears | the row is completed  | effects in the database |
+    |--------------------------|------------------|-----------------------|-------------------------|
+    | at-most-once             | first of all     | before its handler    | once or never           |
+    | at-least-once-on-persist | once it is kept  | after its handler     | once or more            |
+    | at-least-once-on-success | once it is final | after its handler     | once or more            |
+    | exactly-once             | once it is kept  | with its handler      | once                    |
+    """
+
+    AT_MOST_ONCE = "at-most-once"
+    AT_LEAST_ONCE_ON_PERSIST = "at-least-once-on-persist"
+    AT_LEAST_ONCE_ON_SUCCESS = "at-least-once-on-success"
+    EXACTLY_ONCE = "exactly-once"
+
+    @property
+    def acknowledge(self) -> Literal["first", "kept", "final"]:
+        if self is Strategy.AT_MOST_ONCE:
+            return "first"
+        return "final" if self is Strategy.AT_LEAST_ONCE_ON_SUCCESS else "kept"
+
+    @property
+    def complete(self) -> Literal["before", "with", "after"]:
+        if self is Strategy.EXACTLY_ONCE:
+            return "with"
+        return "before" if self is Strategy.AT_MOST_ONCE else "after"
+
+
+class AcceptSettings(Model):
+    """How messages become rows."""
+
+    group: str = Field(min_length=1, max_length=255, description="The consumer group that rows belong to.")
+    source: str | None = Field(
+        None, min_length=1, max_length=255, description="Source of all rows; otherwise a header or the topic."
+    )
+    max_attempts: int = Field(
+        6, ge=1, description="Failures after which an event is dead, written to each row."
+    )
+    id_headers: tuple[str, ...] = Field(
+        # The last two as omni-box looks for them: its publisher always sends the second, a service may give the first.
+        ("X-Event-ID", "Nats-Msg-Id", "ce_id", "message_id", "event_id"),
+        description="Headers that may hold a message's id, the first one found; otherwise its place in the broker. "
+        "That of a CloudEvent, such as `ce_id`, counts together with the event's source.",
+    )
+    type_headers: tuple[str, ...] = Field(
+        ("event_type", "X-Event-Type", "ce_type"),
+        description="Headers that may hold its type; otherwise its topic.",
+    )
+    source_headers: tuple[str, ...] = Field(
+        ("ce_source", "source", "source_service"),
+        description="Headers that may hold its source; otherwise its topic.",
+    )
+    time_headers: tuple[str, ...] = Field(
+        ("ce_time",), description="Headers that may hold the time it was made, as RFC 3339 has it."
+    )
+    idempotency_headers: tuple[str, ...] = Field(
+        ("Idempotency-Key", "idempotency_key"), description="Headers that may hold an idempotency key."
+    )
+    correlation_headers: tuple[str, ...] = Field(
+        ("correlation_id", "X-Correlation-ID"), description="Headers that may hold a correlation id."
+    )
+    causation_headers: tuple[str, ...] = Field(
+        ("causation_id", "X-Causation-ID"), description="Headers that may hold the id of what caused it."
+    )
+    version_headers: tuple[str, ...] = Field(
+        ("schema_version",), description="Headers that may hold the version of its schema."
+    )
+
+
+class DeadGuardSettings(Model):
+    """When a handler is paused, because what it fails for is not the fault of single events."""
+
+    events: int = Field(
+        20, ge=0, description="So many events of a handler have to fail alike before it is paused; 0: never."
+    )
+    share: float = Field(
+        0.5, gt=0, le=1, description="And they have to be at least this share of all that it was called for."
+    )
+    window: Duration = Field(timedelta(minutes=1), description="Both within this time.")
+    probe: Duration = Field(
+        timedelta(seconds=5), description="When one event is tried again; the wait doubles with each failure."
+    )
+    longest_probe: Duration = Field(timedelta(minutes=5), description="The longest wait between two.")
+
+
+class HandlingSettings(Model):
+    """How events are claimed and their handlers run."""
+
+    ordering: Ordering = Field(
+        "none", description='"key": events of one key in the order of their acceptance. "none": in any.'
+    )
+    slots: int = Field(
+        8, ge=1, le=256, description="Shares that the keys are split into; each has one worker."
+    )
+    batch_size: int = Field(100, ge=1, le=10_000, description="Events a worker claims at once.")
+    batch_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1,
+        le=1024 * 1024 * 1024,
+        description="Bytes of payloads and headers after which a claim ends; a single event may be larger.",
+    )
+    transaction_size: int = Field(
+        50,
+        ge=1,
+        le=50,
+        description="Events whose handlers share a transaction, unless it takes longer than 100 ms before. "
+        "After a failure the others are handled again.",
+    )
+    timeout: Duration = Field(timedelta(seconds=30), description="How long a handler may take.")
+    lease: Duration = Field(
+        timedelta(minutes=1), description="When the lock of a worker that says nothing is given back."
+    )
+    upkeep_interval: Duration = Field(
+        timedelta(seconds=1), description="How often a worker looks for what others left behind."
+    )
+    poll_interval: Duration = Field(
+        timedelta(milliseconds=500), description="Longest wait between looks when idle."
+    )
+    unhandled: Literal["dead", "skip"] = Field(
+        "dead", description="What becomes of an event that no handler is there for."
+    )
+    max_hung: int = Field(
+        10, ge=1, description="Handlers that may hang for good before the worker gives its process up."
+    )
+    retry: RetrySettings = Field(
+        default_factory=RetrySettings, description="Waits between tries; each row has its own max_attempts."
+    )
+    dead_guard: DeadGuardSettings = Field(default_factory=DeadGuardSettings)
+
+
+class WorkSettings(HandlingSettings):
+    """All that a worker has to know."""
+
+    group: str = Field(
+        min_length=1, max_length=255, description="The consumer group whose events it handles."
+    )
+    name: str = Field("worker", pattern=r"^[^/]{1,100}$", description="Name of this worker, in its locks.")
+    strategy: Strategy = Field(Strategy.EXACTLY_ONCE, description="What is promised about effects.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkSettings:
+        _check_sharing(self.strategy, self)
+        return self
+
+
+class FeedSettings(Model):
+    """Where the messages of an inbox come from."""
+
+    type: Literal["kafka", "nats"] = Field(description="Which broker.")
+    url: SecretStr = Field(description="Where it is, e.g. kafka://127.0.0.1:9092 or nats://127.0.0.1:4222.")
+    topics: tuple[str, ...] = Field(
+        min_length=1,
+        description="Kafka: topics, or patterns that begin with `^`. NATS: subjects, with their wildcards.",
+    )
+    stream: str | None = Field(
+        None, min_length=1, description="NATS: the stream; otherwise the one that has the first subject."
+    )
+    batch_size: int = Field(1000, ge=1, le=10_000, description="Messages taken in at once.")
+    max_open: int = Field(
+        10_000,
+        ge=1,
+        description="With at-least-once-on-success: messages that may wait for their handlers at once.",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Passed on to the broker's own client.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FeedSettings:
+        if self.stream is not None and self.type != "nats":
+            raise ValueError('stream is for type = "nats"')
+        return self
+
+
+class DeadLetterSettings(Model):
+    """Where a letter about each event goes that died in its handlers, in the transaction that makes it dead."""
+
+    table: str | None = Field(
+        None, min_length=1, description="A table, made by `outspark init --dead-letters`."
+    )
+    outbox: str | None = Field(None, min_length=1, description="Name of a source, which relays it.")
+    topic: str | None = Field(
+        None, min_length=1, description="With an outbox: the type and topic of the letter."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DeadLetterSettings:
+        if (self.table is None) == (self.outbox is None):
+            raise ValueError("either table or outbox says where the letters go")
+        if (self.outbox is None) != (self.topic is None):
+            raise ValueError("outbox and topic go together")
+        return self
+
+
+class InboxSettings(AcceptSettings):
+    """One inbox table, and one consumer group in it."""
+
+    url: SecretStr = Field(description="PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.")
+    table: str = Field("inbox_events", min_length=1, description="Table name, with schema if need be.")
+    strategy: Strategy = Field(Strategy.EXACTLY_ONCE, description="What is promised about effects.")
+    app: str | None = Field(
+        None, description="The handlers: `module:router`; a flag of `outspark inbox work` goes over it."
+    )
+    feed: FeedSettings | None = Field(None, description="Needed to take messages in.")
+    work: HandlingSettings = Field(default_factory=HandlingSettings)
+    dead_letter: DeadLetterSettings | None = Field(None)
+    partitions: PartitionSettings | None = Field(None, description="Only where the table is partitioned.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> InboxSettings:
+        _check_sharing(self.strategy, self.work)
+        return self
+
+    def work_settings(self, name: str) -> WorkSettings:
+        return WorkSettings(
+            group=self.group,
+            name=name,
+            strategy=self.strategy,
+            **{key: getattr(self.work, key) for key in self.work.model_fields_set},
+        )
+
+
+def _check_sharing(strategy: Strategy, work: HandlingSettings) -> None:
+    if strategy is not Strategy.EXACTLY_ONCE and "transaction_size" in work.model_fields_set:
+        raise ValueError(
+            "transaction_size is for the strategy exactly-once: others run one handler at a time"
+        )

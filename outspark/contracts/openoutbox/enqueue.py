@@ -1,0 +1,89 @@
+"""Enqueue on an Open Outbox table: one INSERT for any number of events, in the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+
+from outspark.database.doorbell import nobody_asleep
+from outspark.database.names import TableName, bell_channel
+
+# created_at is the database's clock, not the start of the transaction: events are in the order in which
+# the lock of their aggregate was held. The clock is read once a statement and each event gets a microsecond
+# more: order holds within the call whatever the ids are, and even if the clock is set back meanwhile. A row
+# takes longer than a microsecond to insert, so the next call is later.
+# Everything but the payload goes as text: all drivers agree on arrays of that.
+INSERT = """
+-- Enqueue events in the given order; ids that are there already are left alone
+WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
+INSERT INTO {table}
+  (event_id, event_type, partition_key, payload, headers, status, attempts,
+   available_at, created_at, updated_at)
+SELECT e.id::uuid, e.type, e.key, e.payload, e.headers::jsonb, 'PENDING', 0,
+       coalesce(e.available_at::timestamptz, t.at + coalesce(e.delay::interval, interval '0')), t.at, t.at
+FROM start
+CROSS JOIN unnest(
+  CAST({ids} AS text[]), CAST({types} AS text[]), CAST({keys} AS text[]), CAST({payloads} AS bytea[]),
+  CAST({headers} AS text[]), CAST({available} AS text[]), CAST({delays} AS text[])
+) WITH ORDINALITY AS e(id, type, key, payload, headers, available_at, delay, position)
+CROSS JOIN LATERAL (SELECT start.at + (e.position - 1) * interval '1 microsecond' AS at) t
+ON CONFLICT (event_id) DO NOTHING
+RETURNING event_id::text"""
+
+RINGING_INSERT = """
+-- Enqueue and ring the doorbell if a lane is asleep
+WITH new AS ({insert}),
+bell AS MATERIALIZED (SELECT pg_notify({channel}, '') WHERE NOT ({nobody_asleep}))
+SELECT new.event_id, (SELECT count(*) FROM bell) AS rung FROM new"""
+
+PARAMETERS = ("ids", "types", "keys", "payloads", "headers", "available", "delays")
+
+
+def insert_sql(table: TableName, placeholder: Callable[[str], sql.Composable], ring: int = 0) -> str:
+    """The statement, with `placeholder` for each parameter; it answers the new ids as text, one a row.
+
+    `ring` is the number of lanes that the doorbell looks after; 0 leaves ringing to the trigger or to nobody.
+    """
+    places = {name: placeholder(name) for name in PARAMETERS}
+    insert = sql.SQL(INSERT).format(table=table.identifier, **places)
+    if ring:
+        channel = sql.Literal(bell_channel(table))
+        insert = sql.SQL(RINGING_INSERT).format(
+            insert=insert, channel=channel, nobody_asleep=nobody_asleep(table, ring)
+        )
+    return insert.as_string(None).strip()
+
+
+def insert_params(events: Sequence[CheckedEvent]) -> dict[str, list[Any]]:
+    return {
+        "ids": [str(event.id) for event in events],
+        "types": [event.type for event in events],
+        "keys": [event.key for event in events],
+        "payloads": [event.payload for event in events],
+        "headers": [json.dumps(event.headers) for event in events],
+        "available": [event.available_at.isoformat() if event.available_at else None for event in events],
+        "delays": [_interval(event.delay.total_seconds()) if event.delay else None for event in events],
+    }
+
+
+def _interval(seconds: float) -> str:
+    return f"{seconds:.6f} seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEvent:
+    """What goes into the table: within the limits, encoded, with the trace context of its making."""
+
+    id: UUID
+    type: str
+    key: str | None
+    payload: bytes
+    headers: Mapping[str, str]
+    available_at: datetime | None
+    delay: timedelta | None

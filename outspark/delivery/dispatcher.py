@@ -1,0 +1,243 @@
+"""From a batch of events to one outcome each: transform, route, publish in waves, hold what stands behind a failure."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from outspark import redaction
+from outspark.delivery import waves as ways
+from outspark.delivery.destination import Block, Breaker, Destination
+from outspark.delivery.envelopes import Envelope
+from outspark.delivery.routing import Router, Transform
+from outspark.delivery.waves import Parcel
+from outspark.errors import EventInvalid
+from outspark.event import Event, Message
+from outspark.headers import NO_HEADERS, text_headers, wire_headers
+from outspark.observability.causes import Trouble
+from outspark.observability.metrics import PUBLISHER_LATENCY, Tally
+from outspark.observability.otel import Tracing
+from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry, Skipped, all_delivered
+
+NOWHERE: Mapping[str, Collection[str]] = {}
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """What became of a batch: for each event its outcome, and where it was to go or failed."""
+
+    outcomes: list[Outcome]
+    destinations: list[Destination | None]
+    partial: dict[str, list[str]]
+    """Event id -> destinations that took it now, for events that are not through everywhere."""
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """Publishes batches of one source. `ordered` says whether keys count."""
+
+    router: Router
+    destinations: Mapping[str, Destination]
+    transform: Transform | None
+    ordered: bool
+    tally: Tally
+    tracing: Tracing
+    envelopes: Mapping[str, Envelope] = field(default_factory=dict)
+    """Of the destinations that wrap their messages."""
+    guarded: bool = True
+    """Do events wait for a topic that is missing, forbidden or full? Otherwise each is tried."""
+    paused: Mapping[str, Breaker] = field(default_factory=dict)
+    """Types of events that are paused, each until its probe is due."""
+    trouble: Trouble = field(default_factory=Trouble)
+    """A transform that fails does so for many events: the driver tells it once for all of them."""
+
+    def dispatch(
+        self,
+        events: Sequence[Event],
+        budget: float,
+        before_publish: Callable[[], None],
+        been: Mapping[str, Collection[str]] = NOWHERE,
+    ) -> Dispatched:
+        """Events are in order; `budget` is in seconds; `been` says which destinations have which events already.
+
+        `before_publish` is called each time before a destination gets anything, since each may take all its time, and
+        may raise to stop: then nothing more goes out.
+        """
+        deadline = time.monotonic() + budget
+        straight = None if been else self._straight(events)
+        if straight is not None:
+            return self._dispatch_straight(events, *straight, deadline, before_publish)
+        parcels = [self._parcel(event, been, alone=len(events) == 1) for event in events]
+        failed: set[str] = set()
+        waiting: list[Parcel] = parcels
+        while waiting:
+            if time.monotonic() >= deadline:
+                for parcel in waiting:
+                    parcel.outcome = HELD
+                break
+            wave, waiting = ways.next_wave(waiting, failed)
+            if wave:
+                self._publish(wave, deadline, failed, before_publish)
+        return Dispatched(
+            [parcel.outcome or HELD for parcel in parcels],
+            [parcel.destination for parcel in parcels],
+            ways.partial(events, parcels) if self.router.fans_out else {},
+        )
+
+    def all_down(self) -> bool:
+        return bool(self.destinations) and all(destination.open for destination in self.destinations.values())
+
+    def closed(self) -> set[Block]:
+        """The topics and types that are closed, whether anything is known to wait for them or not."""
+        topics = {Block(d.name, topic) for d in self.destinations.values() for topic in d.topics}
+        return topics | {Block("", type=name) for name in self.paused}
+
+    def breaker(self, block: Block) -> Breaker | None:
+        """The open breaker of a topic or a type."""
+        if block.type is not None:
+            return self.paused.get(block.type)
+        return self.destinations[block.destination].topics.get(block.topic or "")
+
+    def close(self, block: Block) -> None:
+        """Close the breaker of a topic: it has answered, though not with an acknowledgement."""
+        self.destinations[block.destination].topics.pop(block.topic or "", None)
+
+    def is_open(self, block: Block) -> bool:
+        if block.topic is None and block.type is None:
+            return self.destinations[block.destination].open
+        return self.breaker(block) is not None
+
+    def next_probe(self, block: Block) -> float | None:
+        """When an event is to be sent to find out whether the topic or the type is well again."""
+        breaker = self.breaker(block)
+        if breaker is None or (block.destination and self.destinations[block.destination].open):
+            return None
+        return breaker.probe_at
+
+    def _straight(self, events: Sequence[Event]) -> tuple[Destination, list[Message]] | None:
+        """The messages of a batch that goes to one destination as it is, which keeps its order: most do.
+
+        None where there is more to decide. It makes a fraction of the objects.
+        """
+        if self.transform is not None or not events or self.paused:
+            return None
+        route_of, ordered, messages = self.router.route, self.ordered, []
+        try:
+            names = route_of(events[0].type, events[0].key, events[0].cluster, events[0].topic).destinations
+            if len(names) != 1 or names[0] in self.envelopes:
+                return None
+            publisher = self.destinations[names[0]].publisher
+            if not publisher.keeps_order:
+                return None
+            for event in events:
+                route = route_of(event.type, event.key, event.cluster, event.topic)
+                if route.destinations != names or (event.stored and not publisher.keeps_headers):
+                    return None
+                headers = NO_HEADERS if event.headers is None else wire_headers(event.headers)
+                key = event.order_key if ordered else None
+                id = event.message_id or event.id
+                messages.append(
+                    Message(id, route.topic, event.key, event.payload, headers, key, event.stored)
+                )
+        except EventInvalid:
+            return None
+        return self.destinations[names[0]], messages
+
+    def _dispatch_straight(
+        self,
+        events: Sequence[Event],
+        destination: Destination,
+        messages: Sequence[Message],
+        deadline: float,
+        before_publish: Callable[[], None],
+    ) -> Dispatched:
+        outcomes = self._send(destination, messages, deadline, before_publish)
+        if not all_delivered(outcomes):
+            parcels = [Parcel(message.order_key, destination, message) for message in messages]
+            ways.assign(parcels, outcomes, set())
+            outcomes = [parcel.outcome or HELD for parcel in parcels]
+        return Dispatched(outcomes, [destination] * len(events), {})
+
+    def _parcel(self, event: Event, been: Mapping[str, Collection[str]], alone: bool) -> Parcel:
+        """`alone`: this event is all of its batch, as one that probes is."""
+        key = event.order_key if self.ordered else None
+        if (pause := self.paused.get(event.type)) is not None and not (alone and pause.is_due()):
+            return Parcel(key, outcome=Retry(pause.reason, counted=False))
+        try:
+            sent = self.transform(event) if self.transform else event
+            if sent is None:
+                return Parcel(key, outcome=Skipped())
+            route = self.router.route(sent.type, sent.key, sent.cluster, sent.topic)
+            headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
+            id = sent.message_id or event.id
+            message = Message(id, route.topic, sent.key, sent.payload, headers, key, sent.stored)
+            if len(route.destinations) == 1:
+                [name] = route.destinations
+                return Parcel(key, self.destinations[name], self._wrap(name, sent, message))
+            missing = [name for name in route.destinations if name not in been.get(event.id, ())]
+            copies = [
+                Parcel(None, self.destinations[name], self._wrap(name, sent, message)) for name in missing
+            ]
+            return Parcel(key, copies=copies, outcome=None if copies else DELIVERED)
+        except EventInvalid as error:
+            return Parcel(key, outcome=Dead(str(error)))
+        except Exception as error:  # noqa: BLE001 - a transform's bug must cost its event an attempt, not the lane
+            reason = f"{type(error).__name__}: {redaction.of(error)}"
+            told = f"{reason} (in {_place(error)}, event {event.id})"
+            self.trouble.raise_(f"transform failed: {self.router.source}", told)
+            return Parcel(key, outcome=Retry(f"transform failed: {reason}"))
+
+    def _wrap(self, name: str, event: Event, message: Message) -> Message:
+        if message.stored and not self.destinations[name].publisher.keeps_headers:
+            message = replace(message, headers=text_headers(message.stored, message.headers), stored=())
+        envelope = self.envelopes.get(name)
+        return message if envelope is None else envelope(event, message)
+
+    def _publish(
+        self,
+        wave: Sequence[Parcel],
+        deadline: float,
+        failed: set[str],
+        before_publish: Callable[[], None],
+    ) -> None:
+        groups: dict[str, list[Parcel]] = {}
+        for parcel in wave:
+            for part in parcel.copies or (parcel,):
+                if part.destination is not None:
+                    groups.setdefault(part.destination.name, []).append(part)
+        for name, parcels in groups.items():
+            messages = [parcel.message for parcel in parcels if parcel.message is not None]
+            outcomes = self._send(self.destinations[name], messages, deadline, before_publish)
+            ways.assign(parcels, outcomes, failed)
+        for parcel in wave:
+            if parcel.copies:
+                ways.combine(parcel)
+                if parcel.key is not None and not ways.passed(parcel.outcome):
+                    failed.add(parcel.key)
+
+    def _send(
+        self,
+        destination: Destination,
+        messages: Sequence[Message],
+        deadline: float,
+        before_publish: Callable[[], None],
+    ) -> list[Outcome]:
+        before_publish()
+        name, started = destination.name, time.monotonic()
+        with self.tracing.publish(name, messages):
+            outcomes = destination.publish(messages, max(deadline - started, 0.001), guarded=self.guarded)
+        self.tally.observe(PUBLISHER_LATENCY, time.monotonic() - started, destination=name)
+        if len(outcomes) != len(messages):
+            raise RuntimeError(f"publisher {name} gave {len(outcomes)} outcomes for {len(messages)} messages")
+        return outcomes
+
+
+def _place(error: Exception) -> str:
+    """`shop.py:12 enrich`: the last line of the file that we called, whatever that called in turn."""
+    frames = traceback.extract_tb(error.__traceback__)
+    called = frames[min(1, len(frames) - 1)].filename
+    frame = next(frame for frame in reversed(frames) if frame.filename == called)
+    return f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"

@@ -1,0 +1,1 @@
+"""From the inbox table to a handler."""

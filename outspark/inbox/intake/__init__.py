@@ -1,0 +1,1 @@
+"""From a broker into the inbox table."""

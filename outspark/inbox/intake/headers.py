@@ -1,0 +1,158 @@
+"""Headers of messages. Those of a topic mostly have the same names, so what stands where is worked out once."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+
+from outspark.config.inbox import AcceptSettings
+from outspark.contracts.omnibox.inbox import KEY_HEADER
+from outspark.inbox.intake.encoding import clean, to_bytes, utf8
+
+# A system that puts an id into the name of a header must not grow this for ever.
+_MOST_LAYOUTS = 1000
+
+# As the bindings of CloudEvents spell them: for Kafka, for NATS and HTTP, and the two for AMQP.
+_CLOUD_EVENTS = ("ce_", "ce-", "cloudevents_", "cloudevents:")
+
+Places = tuple[int, ...]
+"""Where a value may stand: the first of these that is not empty counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where messages with certain names of headers have what."""
+
+    id: Places
+    cloud_events: Mapping[int, Places]
+    """Which of the ids are those of CloudEvents, and where the source is without which they name no event."""
+    type: Places
+    source: Places
+    time: Places
+    idempotency: Places
+    correlation: Places
+    causation: Places
+    version: Places
+    trace_parent: Places
+    trace_id: Places
+    stored: tuple[tuple[str, int], ...]
+    """What each header begins with as a part of a JSON object, and where its value is."""
+    has_more: bool
+    """Is there anything but id, type, source and time?"""
+
+
+@dataclass(slots=True)
+class Headers:
+    """Headers by name in any case; of several with one name the last counts, as in Kafka."""
+
+    layout: Layout
+    values: Sequence[bytes]
+
+    def raw(self, places: Places) -> bytes | None:
+        for place in places:
+            if value := self.values[place]:
+                return value
+        return None
+
+    def text(self, places: Places) -> str | None:
+        value = self.raw(places)
+        return None if value is None else utf8(value)
+
+    def event_source(self) -> Places | None:
+        """Where the source of a CloudEvent is; None where the id is another one."""
+        for place in self.layout.id:
+            if self.values[place]:
+                return self.layout.cloud_events.get(place)
+        return None
+
+    def stored(self, key: bytes | None) -> str:
+        """As a JSON object; bytes that are no text become `{"base64": "..."}`."""
+        values = self.values
+        parts = [begin + _json(values[place]) for begin, place in self.layout.stored]
+        if key is not None:
+            # Of two values under one name jsonb keeps the last.
+            parts.append(_KEY + _json(key))
+        return "{" + ", ".join(parts) + "}"
+
+
+class HeaderReader:
+    """Knows which names stand for what, and the layouts it has seen."""
+
+    def __init__(self, settings: AcceptSettings) -> None:
+        self._settings = settings
+        self._layouts: dict[tuple[str, ...], Layout] = {}
+
+    def read(self, given: Iterable[tuple[str, bytes | str | None]]) -> Headers:
+        pairs = list(given)
+        names, values = zip(*pairs, strict=True) if pairs else ((), ())
+        for value in values:
+            if type(value) is not bytes:
+                names, values = _as_bytes(pairs)
+                break
+        layout = self._layouts.get(names)
+        if layout is None:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[names] = _layout(names, self._settings)
+        return Headers(layout, values)
+
+
+def _as_bytes(
+    pairs: Sequence[tuple[str, bytes | str | None]],
+) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
+    """Without those that have no value."""
+    there = [(name, value) for name, value in pairs if value is not None]
+    return (
+        tuple(name for name, _ in there),
+        tuple(value if isinstance(value, bytes) else to_bytes(value) for _, value in there),
+    )
+
+
+def _layout(names: tuple[str, ...], settings: AcceptSettings) -> Layout:
+    by_name = {name.lower(): place for place, name in enumerate(names)}
+    stored = {clean(name): place for place, name in enumerate(names)}
+
+    def places(wanted: tuple[str, ...]) -> Places:
+        return tuple(by_name[name.lower()] for name in wanted if name.lower() in by_name)
+
+    more = {
+        "idempotency": places(settings.idempotency_headers),
+        "correlation": places(settings.correlation_headers),
+        "causation": places(settings.causation_headers),
+        "version": places(settings.version_headers),
+        "trace_parent": places(("traceparent",)),
+        "trace_id": places(("trace_id",)),
+    }
+    return Layout(
+        id=places(settings.id_headers),
+        cloud_events={
+            by_name[f"{prefix}id"]: places((f"{prefix}source",))
+            for prefix in _CLOUD_EVENTS
+            if f"{prefix}id" in by_name
+        },
+        type=places(settings.type_headers),
+        source=places(settings.source_headers),
+        time=places(settings.time_headers),
+        **more,
+        stored=tuple((_begin(name), place) for name, place in stored.items()),
+        has_more=any(more.values()),
+    )
+
+
+def _begin(name: str) -> str:
+    return f"{encode_basestring(name)}: "
+
+
+_KEY = _begin(KEY_HEADER)
+
+
+def _json(value: bytes) -> str:
+    text = utf8(value)
+    return (
+        encode_basestring(text)
+        if text is not None
+        else json.dumps({"base64": base64.b64encode(value).decode()})
+    )

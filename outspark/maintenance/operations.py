@@ -1,0 +1,166 @@
+"""Upkeep of an outbox or inbox whatever its contract: stats, dead events, prune, reap, in small transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from outspark.contracts.maintenance import DeadEvent, DeadFilter, Finished, Reaped, Stats, Unlocking, Upkeep
+from outspark.errors import SettingsError
+
+BATCH = 1000
+"""Rows a statement changes at most, so that no lock lasts and no transaction holds up VACUUM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long finished events stay; None keeps them for ever."""
+
+    delivered: timedelta | None = None
+    dead: timedelta | None = None
+
+    @property
+    def ages(self) -> list[tuple[Finished, timedelta]]:
+        ages: list[tuple[Finished, timedelta | None]] = [("delivered", self.delivered), ("dead", self.dead)]
+        return [(how, age) for how, age in ages if age is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many events prune has deleted so far, or in a dry run, how many it would delete."""
+
+    delivered: int = 0
+    dead: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.delivered + self.dead
+
+    def plus(self, how: Finished, count: int) -> Pruned:
+        if how == "delivered":
+            return replace(self, delivered=self.delivered + count)
+        return replace(self, dead=self.dead + count)
+
+
+class Maintenance:
+    """The verbs of upkeep on one table. `conn` belongs to it alone, and no transaction is open on it."""
+
+    def __init__(self, conn: psycopg.Connection[Any], upkeep: Upkeep) -> None:
+        self._conn = conn
+        self._upkeep = upkeep
+
+    def stats(self, *, exact: bool = False) -> Stats:
+        """Cheap however many events were delivered, unless their `exact` number is asked for."""
+        with self._transaction():
+            return self._upkeep.stats(self._conn, exact=exact)
+
+    def count_dead(self, which: DeadFilter) -> int:
+        """The dry run of `requeue` and `discard`."""
+        with self._transaction():
+            return self._upkeep.count_dead(self._conn, which)
+
+    def list_dead(self, which: DeadFilter, limit: int = 100) -> list[DeadEvent]:
+        with self._transaction():
+            return self._upkeep.list_dead(self._conn, which, limit)
+
+    def show_dead(self, id: str) -> DeadEvent | None:
+        with self._transaction():
+            return self._upkeep.show_dead(self._conn, id)
+
+    def requeue(self, which: DeadFilter, limit: int | None = None) -> list[str]:
+        """Give dead events another life; answers the ids that really came back."""
+        return self._in_batches(self._upkeep.requeue, which, limit)
+
+    def discard(self, which: DeadFilter, limit: int | None = None) -> list[str]:
+        """Delete dead events for good; answers the ids that are gone."""
+        discarded = self._in_batches(self._upkeep.discard, which, limit)
+        self._forget_settled()
+        return discarded
+
+    def count_prunable(self, retention: Retention) -> Pruned:
+        """The dry run of `prune`."""
+        counted = Pruned()
+        with self._transaction():
+            now = self._upkeep.now(self._conn)
+            for how, age in retention.ages:
+                counted = counted.plus(how, self._upkeep.count_finished(self._conn, how, now - age))
+        return counted
+
+    def prune(
+        self, retention: Retention, batch: int = BATCH, max_batches: int | None = None
+    ) -> Iterator[Pruned]:
+        """Delete finished events past their retention, one transaction a batch, and yield the sum after each.
+
+        It waits for nobody and nobody waits for it: rows that are locked are passed over and go another time.
+        `max_batches` bounds those of each kind.
+        """
+        done = Pruned()
+        with self._transaction():
+            now = self._upkeep.now(self._conn)
+        for how, age in retention.ages:
+            mark, more, batches = None, True, 0
+            while more and (max_batches is None or batches < max_batches):
+                with self._transaction():
+                    pruned = self._upkeep.prune(self._conn, how, now - age, mark, batch)
+                mark, more, batches = pruned.mark, pruned.deleted == batch, batches + 1
+                done = done.plus(how, pruned.deleted)
+                yield done
+        self._forget_settled()
+
+    def reap(self, lease: timedelta, max_attempts: int, batch: int = 100) -> Reaped:
+        """Give back at most `batch` leases older than `lease`; each counts as an attempt."""
+        with self._transaction():
+            return self._upkeep.reap(self._conn, lease, max_attempts, batch)
+
+    def unlock(self, ids: list[str], reason: str) -> list[str]:
+        """Take events out of somebody's hands, uncounted and due as before; answers the ids that were held.
+
+        Only for one who is known to be gone or stuck: a relay may send the event twice then, and a worker that is
+        still at it finds its lock gone and rolls its effects back.
+        """
+        if not isinstance(self._upkeep, Unlocking):
+            raise SettingsError(
+                "a forced unlock is for inboxes and for outboxes of contract omnibox; elsewhere reap gives back "
+                "claims that ran out"
+            )
+        with self._transaction():
+            return self._upkeep.unlock(self._conn, ids, reason)
+
+    def _in_batches(
+        self,
+        change: Callable[[psycopg.Connection[Any], DeadFilter, int], list[str]],
+        which: DeadFilter,
+        limit: int | None,
+    ) -> list[str]:
+        which = self._until_now(which)
+        changed: list[str] = []
+        while limit is None or len(changed) < limit:
+            size = BATCH if limit is None else min(BATCH, limit - len(changed))
+            with self._transaction():
+                ids = change(self._conn, which, size)
+            changed += ids
+            if len(ids) < size:
+                break
+        return changed
+
+    def _forget_settled(self) -> None:
+        with self._transaction():
+            self._upkeep.forget_settled(self._conn)
+
+    def _until_now(self, which: DeadFilter) -> DeadFilter:
+        # What dies again while we are at it must not be requeued again, or this might never end.
+        with self._transaction():
+            now = self._upkeep.now(self._conn)
+        return replace(which, before=now if which.before is None else min(now, which.before))
+
+    def _transaction(self) -> Any:
+        if self._conn.info.transaction_status is not TransactionStatus.IDLE:
+            raise RuntimeError(
+                "maintenance commits on its own and needs a connection without an open transaction"
+            )
+        return self._conn.transaction()

@@ -1,0 +1,1 @@
+"""The application's side: a service writes events in its own transaction."""

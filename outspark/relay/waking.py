@@ -1,0 +1,126 @@
+"""When a lane looks at a source again: at once while there is work, then ever more rarely, or when the bell rings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from outspark.database.session import Connection
+
+QUICK, PATIENCE, GROWTH = 0.020, 50, 1.3
+"""Look every 20 ms for 50 looks (a second), then each wait is 1.3 times the one before, up to the poll interval."""
+SHORTEST = 0.001
+"""The first wait of a lane with a doorbell that cannot fall asleep; each is twice the one before, up to 20 ms."""
+
+FALL_ASLEEP = """\
+-- Say that this lane is asleep, unless a writer is in the middle of an insert
+SELECT pg_try_advisory_lock(%(class)s::int, %(lane)s::int)"""
+
+STAY_AWAKE = """\
+-- Say that this lane is awake again
+SELECT pg_advisory_unlock(%(class)s::int, %(lane)s::int)"""
+
+
+@dataclass(slots=True)
+class Polling:
+    """Adaptive polling of one source."""
+
+    interval: float
+    next_look: float = 0.0
+    _empty: int = 0
+    _wait: float = QUICK
+    _looked: float = 0.0
+
+    def worked(self, more: bool) -> None:
+        self._empty, self._wait, self.next_look = 0, QUICK, 0.0
+
+    def found_nothing(self) -> None:
+        self._empty += 1
+        if self._empty > PATIENCE:
+            self._wait = min(self._wait * GROWTH, self.interval)
+        wait = min(self._wait, self.interval)
+        # From look to look, whatever a look takes; but a database that is slow to answer is left alone for half of it.
+        self.next_look = max(self._looked + wait, time.monotonic() + wait / 2)
+
+    def about_to_look(self) -> None:
+        self._looked = time.monotonic()
+
+    def ring(self) -> None:
+        self.next_look = 0.0
+
+    def release(self) -> None:
+        """Nothing to let go of."""
+
+
+@dataclass(slots=True)
+class Doorbell:
+    """Sleep under the lock `(class, lane)`; writers who see it ring.
+
+    Nothing is lost: a writer whose try succeeded holds the shared lock until its commit is visible, so a lane that
+    falls asleep later sees the row in the look it takes *after* getting the lock; a writer whose try failed has a
+    NOTIFY queued with its commit.
+    """
+
+    conn: Connection
+    lock_class: int
+    lane: int
+    interval: float
+    look_again: bool = True
+    next_look: float = 0.0
+    rings: int = 0
+    _asleep: bool = False
+    _looked: bool = False
+    _rung: bool = False
+    _busy: int = 0
+    _wait: float = SHORTEST
+
+    def about_to_look(self) -> None:
+        # A ring that arrives while a look is under way may be for a row that this look cannot see.
+        self._rung = False
+
+    def worked(self, more: bool) -> None:
+        """`more` says that the look may have left something behind. Otherwise who came later has rung.
+
+        A lane that is awake leaves writers time between looks: what it takes from the machine, it takes from them.
+        """
+        if self._asleep and not (more or self._rung):
+            self._busy, self.next_look = 0, time.monotonic() + self.interval
+            return
+        self._busy += 1
+        if self._asleep and self._busy >= 2:
+            self.release()
+        if more or self._asleep:
+            self.next_look = 0.0
+        else:
+            self._pause()
+
+    def found_nothing(self) -> None:
+        self._busy = 0
+        if not self._asleep:
+            self._asleep = self._try()
+            self._looked = not self.look_again
+            if not self._asleep:
+                self._pause()
+                return
+            self._wait = SHORTEST
+        if self._rung or not self._looked:
+            self._looked, self.next_look = True, 0.0
+            return
+        self.next_look = time.monotonic() + self.interval
+
+    def ring(self) -> None:
+        self.rings += 1
+        self._rung, self.next_look = True, 0.0
+
+    def release(self) -> None:
+        if self._asleep:
+            self.conn.execute(STAY_AWAKE, {"class": self.lock_class, "lane": self.lane})
+            self._asleep = False
+
+    def _pause(self) -> None:
+        self.next_look = time.monotonic() + self._wait
+        self._wait = min(self._wait * 2, QUICK)
+
+    def _try(self) -> bool:
+        row = self.conn.execute(FALL_ASLEEP, {"class": self.lock_class, "lane": self.lane}).fetchone()
+        return row is not None and bool(row[0])

@@ -1,0 +1,78 @@
+"""A lane as a Spark task. Importable by name, so that what a worker process keeps survives from task to task."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from outspark.config.settings import LogSettings
+from outspark.errors import HandlerHung
+from outspark.hosting import process
+from outspark.hosting.spec import HostedSpec
+from outspark.inbox.lane import InboxLane, InboxSpec
+from outspark.observability import logs, metrics
+from outspark.relay.lane import Lane
+from outspark.relay.spec import LaneSpec
+from outspark.spark.beat import beating
+from outspark.spark.farewell import farewell
+
+SCHEMA = "report string"
+HUNG = 70
+"""Exit code of a worker process whose handlers hang."""
+
+
+def open_lane(spec: HostedSpec) -> Lane | InboxLane:
+    match spec:
+        case LaneSpec():
+            return Lane(spec)
+        case InboxSpec():
+            return InboxLane(spec)
+    raise TypeError(f"there is no lane for {type(spec).__name__}")
+
+
+def host(spec: HostedSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run one shift inside a Python worker and send its report home."""
+    for _ in batches:
+        pass
+    logs.configure(log)
+    process.calm_collector()
+    lane = open_lane(spec)
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        # Spark tried again by itself: a worker that died has told nobody.
+        lane.tally.add(metrics.LANE_RESTARTS_TOTAL, context.attemptNumber())
+    try:
+        with (
+            beating(spec, partial(os._exit, HUNG)) as moved,
+            farewell(spec.relay.shutdown_timeout) as told_to_end,
+        ):
+            report = lane.run(told_to_end, moved)
+    except HandlerHung as error:
+        # A thread cannot be ended, but this process can: Spark hosts the lane again in another.
+        logging.getLogger(__name__).error("lane gives its process up", extra={"error": str(error)})
+        os._exit(HUNG)
+    yield one_row(json.dumps(report.to_json()))
+
+
+def one_row(report: str) -> pa.RecordBatch:
+    """Built from its buffers: `pa.array` would import pandas first, a second of CPU at the end of a first shift."""
+    text = report.encode()
+    ends = pa.py_buffer(struct.pack("=ii", 0, len(text)))
+    return pa.RecordBatch.from_arrays([pa.StringArray.from_buffers(1, ends, pa.py_buffer(text))], ["report"])
+
+
+def run_shift(spark: SparkSession, spec: HostedSpec, log: LogSettings, tag: str) -> dict[str, Any]:
+    """Submit one shift as a job of one task and wait for its report. Call it from a thread of its own."""
+    spark.addTag(tag)
+    rows = spark.range(0, 1, 1, numPartitions=1).mapInArrow(partial(host, spec, log), SCHEMA).collect()
+    report: dict[str, Any] = json.loads(rows[0]["report"])
+    return report

@@ -1,0 +1,57 @@
+"""The inbox: taking in from Kafka beside plain clients, and handling beside the same statements inside the server."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from outspark.errors import ExtraMissing, ServerStartError
+from outspark.tools.bench.drain import Case
+from outspark.tools.bench.inbox.taking import TakeCase, TakeStand
+from outspark.tools.bench.results import Target
+from outspark.tools.bench.run import Run, compare, median_rate, row
+from outspark.tools.bench.tables import INBOX
+
+WANTED_OF_CLIENTS = 0.7
+WANTED_RATE, WANTED_OF_SQL = 5000, 0.5
+
+
+def measure_inbox_take(run: Run) -> None:
+    """Messages of Kafka, half of them copies, beside plain clients that have them in memory."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(run.arena.broker("kafka"))
+        except (ExtraMissing, ServerStartError) as error:
+            run.leave_out("inbox-take", str(error))
+            return
+        messages = run.plan.events
+        ceiling, bare, spark = (
+            TakeCase("ceiling", messages),
+            TakeCase("bare", messages),
+            TakeCase("spark", messages),
+        )
+        stands = {case: TakeStand(run.arena, case) for case in (ceiling, bare, spark)}
+        samples = run.take_turns("inbox-take", stands)
+    most = median_rate(samples[ceiling])
+    for case, drains in samples.items():
+        run.add(row("inbox-take", case.host, "–", case.source, drains, most, drains[-1].cores_used()))
+    reached = compare(samples, spark, ceiling)
+    run.want(Target("taking in from Kafka on Spark, of the ceiling", "≥", WANTED_OF_CLIENTS, reached, "×"))
+
+
+def measure_inbox_work(run: Run) -> None:
+    """A handler that inserts one row, bare and on Spark; either of two targets will do."""
+    events = run.plan.events
+    ceiling, bare, spark = (
+        Case("ceiling", "row", events, table=INBOX),
+        Case("bare", "row", events, table=INBOX),
+        Case("spark", "row", events, table=INBOX),
+    )
+    samples = run.rounds("inbox-work", [ceiling, bare, spark])
+    run.ceilings[INBOX] = median_rate(samples[ceiling])
+    run.add_drains("inbox-work", samples)
+    rate = median_rate(samples[spark])
+    if rate >= WANTED_RATE:
+        run.want(Target("handling on Spark, rate", "≥", WANTED_RATE, rate, "events/s"))
+    else:
+        reached = compare(samples, spark, ceiling)
+        run.want(Target("handling on Spark, of the ceiling", "≥", WANTED_OF_SQL, reached, "×"))

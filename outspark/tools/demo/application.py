@@ -1,0 +1,141 @@
+"""A relay or an inbox as anybody would run it: `outspark …` in a process of its own, with a file and a log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from outspark.tools.servers.process import GuardedProcess
+from outspark.tools.servers.server import HOST, free_port
+
+RELAY = """\
+[sources.shop]
+url = "{database}"
+slots = {slots}
+
+{broker}"""
+
+INBOX = """\
+[inboxes.{name}]
+url = "{database}"
+table = "{table}"
+group = "{name}"
+app = "{app}"
+
+[inboxes.{name}.feed]
+{feed}
+[inboxes.{name}.work]
+poll_interval = "50ms"
+unhandled = "skip"
+"""
+
+_FRAME = """\
+[relay]
+id = "{id}"
+lanes = {lanes}
+
+[server]
+port = {port}
+
+"""
+
+ID, LANES, SLOTS = "demo", 2, 8
+_ANSWER_TIMEOUT = 2.0
+_GROUP_TIMEOUT = 2.0
+_POLL = 0.01
+_TAIL = 15
+
+
+class Application:
+    """Runs from construction to `stop`. Its folder holds the settings, the log and all that Spark leaves behind."""
+
+    def __init__(self, what: str, command: Sequence[str], settings: str) -> None:
+        """`what` is how people call it; `settings` are those that no other application has."""
+        self.what = what
+        self.folder = Path(tempfile.mkdtemp(prefix="outspark-demo-"))
+        self.config = self.folder / "outspark.toml"
+        self.log = self.folder / "server.log"
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        self.config.write_text(_FRAME.format(id=ID, lanes=LANES, port=port) + settings)
+        program = [*_environment(self.folder), sys.executable, "-m", "outspark"]
+        self._process = GuardedProcess(
+            [*program, *command, "--config", str(self.config)],
+            folder=self.folder,
+            stop_signal=signal.SIGTERM,
+            discard=True,
+        )
+        self._stopped = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def failed(self) -> bool:
+        """It ended, and nobody had told it to."""
+        return not self._stopped and not self._process.running
+
+    def ready(self) -> bool:
+        """True once database and broker answer it."""
+        try:
+            with urlopen(f"{self.url}/readyz", timeout=_ANSWER_TIMEOUT) as answer:
+                return bool(answer.status == 200)
+        except (URLError, HTTPException, OSError):
+            return False
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL:])
+
+    def save_log(self) -> Path:
+        """A copy of the log that outlives the demo."""
+        handle, name = tempfile.mkstemp(prefix=f"outspark-demo-{self.what}-", suffix=".log")
+        os.close(handle)
+        shutil.copy(self.log, name)
+        return Path(name)
+
+    def stop(self, timeout: float) -> None:
+        """In good order; by force, with all that it started, when that takes too long. Harmless when stopped."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._process.stop(timeout=timeout)
+        # Whatever it left in its process group must not write into the folder that has to go.
+        deadline = time.monotonic() + _GROUP_TIMEOUT
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                time.sleep(_POLL)
+
+    def close(self, timeout: float) -> None:
+        self.stop(timeout)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def start_relay(*, database: str, broker: str) -> Application:
+    """`broker` is the part of the settings that says where events go."""
+    return Application("relay", ["relay"], RELAY.format(database=database, slots=SLOTS, broker=broker))
+
+
+def start_inbox(*, database: str, name: str, table: str, app: str, feed: str) -> Application:
+    """`feed` is the part of the settings that says where messages come from."""
+    settings = INBOX.format(database=database, name=name, table=table, app=app, feed=feed)
+    return Application("inbox", ["inbox", "run"], settings)
+
+
+def _environment(folder: Path) -> list[str]:
+    """A command before the command: our settings only from our file, and temporary files only in our folder."""
+    ours = [name for name in os.environ if name.upper().startswith("OUTSPARK_")]
+    unset = [flag for name in ours for flag in ("-u", name)]
+    return ["env", *unset, f"TMPDIR={folder}", f"SPARK_LOCAL_DIRS={folder}", "PYTHONUNBUFFERED=1"]

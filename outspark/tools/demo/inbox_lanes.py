@@ -1,0 +1,166 @@
+"""Who hosts which lane of the inbox, by the sessions that these have at the database, and the kill of one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import psutil  # type: ignore[import-untyped]
+import psycopg
+from psycopg import sql
+
+from outspark.contracts.omnibox.inbox import WORKER_PREFIX
+from outspark.database.names import TableName, lock_class
+from outspark.maintenance.operations import Maintenance
+from outspark.tools.demo import billing
+from outspark.tools.demo.application import ID, LANES
+from outspark.tools.demo.crash import PAUSE, Kill, catch, stopped
+
+Task = Literal["take", "work"]
+
+# A lane's session is named after it. One that handles events also shows by a lock that it lives, and has that lock's
+# number in its claims.
+SESSIONS = """\
+-- Sessions of an inbox's lanes, the latest to come first
+SELECT a.application_name, a.pid, a.client_port, l.objid::text
+FROM pg_catalog.pg_stat_activity a
+LEFT JOIN pg_catalog.pg_locks l
+  ON l.pid = a.pid AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+  AND l.classid = (%(class)s::bigint & 4294967295)::oid
+WHERE a.datname = current_database() AND a.application_name = ANY(%(names)s)
+ORDER BY a.backend_start DESC"""
+
+HELD = """\
+-- Events that a worker has claimed and neither completed nor settled
+SELECT count(*) FROM {table}
+WHERE locked_at IS NOT NULL AND status = 'pending' AND starts_with(locked_by, %(prefix)s)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A lane of the inbox, and the process that hosts it."""
+
+    task: Task
+    number: int
+    pid: int
+    instance: str | None
+    """Names it in its claims; None while it makes none."""
+
+    @property
+    def lane(self) -> str:
+        return f"{self.task} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Looks through a connection of its own; not to be shared between threads. `application` is the inbox's process."""
+
+    conn: psycopg.Connection
+    table: TableName
+    group: str
+    application: int
+    maintenance: Maintenance
+    _processes: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Session and its port -> the process at its other end, which stays the same."""
+
+    @property
+    def names(self) -> dict[str, tuple[Task, int]]:
+        """How sessions are called, for each lane."""
+        takes: dict[str, tuple[Task, int]] = {
+            f"outspark {ID}-{self.group}-{number}": ("take", number) for number in range(LANES)
+        }
+        works: dict[str, tuple[Task, int]] = {
+            f"outspark inbox {ID}-{self.group}-{number}": ("work", number) for number in range(LANES)
+        }
+        return takes | works
+
+    def hosts(self) -> list[Worker]:
+        names = self.names
+        alive = lock_class(f"inbox-alive/{self.group}", self.table)
+        rows = self.conn.execute(SESSIONS, {"class": alive, "names": list(names)}).fetchall()
+        found = [
+            (names[name], self._process(session, port), instance) for name, session, port, instance in rows
+        ]
+        return [
+            Worker(task, number, pid, instance) for (task, number), pid, instance in found if pid is not None
+        ]
+
+    def all_here(self) -> bool:
+        """Is every lane at work? A worker may claim once it has shown that it lives."""
+        here = {
+            (host.task, host.number)
+            for host in self.hosts()
+            if host.task == "take" or host.instance is not None
+        }
+        return here == set(self.names.values())
+
+    def bills(self) -> int:
+        return billing.count(self.conn)
+
+    def kill(self) -> Kill | None:
+        """It hits a lane that handles events, the one that came last, so that its relief is not waiting already."""
+        return catch(self._try_kill)
+
+    def _try_kill(self, idle_too: bool) -> Kill | None:
+        hosts = self.hosts()
+        victim = next((host for host in hosts if host.instance is not None), None)
+        if victim is None or victim.instance is None:
+            return None
+        known = frozenset(host.instance for host in hosts)
+        with contextlib.suppress(ProcessLookupError), stopped(victim.pid):
+            mid_batch = self._holds_claims(victim.instance)
+            if mid_batch or idle_too:
+                os.kill(victim.pid, signal.SIGKILL)
+                back = partial(self._back, victim, known)
+                return Kill(f"lane {victim.lane}", victim.pid, mid_batch, time.monotonic(), back)
+        return None
+
+    def _back(self, victim: Worker, known: frozenset[str | None]) -> int | None:
+        """Somebody new hosts the lane, and what the dead one had claimed was given back.
+
+        Not the shift before the dead one, which may not have gone yet.
+        """
+        hosts = (
+            host.pid
+            for host in self.hosts()
+            if host.lane == victim.lane and host.instance is not None and host.instance not in known
+        )
+        pid = next(hosts, None)
+        return None if pid is None or self._held(victim.instance or "") else pid
+
+    def _holds_claims(self, instance: str) -> bool:
+        """At the second look what the server was doing for the stopped process is done."""
+        if not self._held(instance):
+            return False
+        time.sleep(PAUSE)
+        return self._held(instance) > 0
+
+    def _held(self, instance: str) -> int:
+        statement = sql.SQL(HELD).format(table=self.table.identifier)
+        row = self.conn.execute(statement, {"prefix": f"{WORKER_PREFIX}{instance}/"}).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _process(self, session: int, port: int) -> int | None:
+        key = session, port
+        if key not in self._processes:
+            pid = _at(port, self.application)
+            if pid is None:
+                return None
+            self._processes[key] = pid
+        return self._processes[key]
+
+
+def _at(port: int, application: int) -> int | None:
+    """The child of the application, or its child, whose connection has this port."""
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(application).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any(one.laddr.port == port for one in process.net_connections("tcp4") if one.laddr):
+                    return int(process.pid)
+    return None
