@@ -16,7 +16,7 @@ OutsparkError
 ├── HandlerInvalid         a handler cannot be called with what an inbox has to give
 ├── FeedFailed             a broker that messages are taken from does not answer, or refuses
 ├── HandlerHung            handlers of this process hang, and it should be started again
-├── NotNow                 raised by a handler: the event is sound, try it again later
+├── RetryLater                 raised by a handler: the event is sound, try it again later
 ├── Reject                 raised by a handler: the event can never pass
 ├── OwnershipLost          the slots of a lane belong to somebody else now
 ├── SparkLost              the Spark application ended under the relay
@@ -145,7 +145,7 @@ class HandlerHung(OutsparkError):
     """Too many handlers did not come back in their time; their threads live until the process ends."""
 
 
-class NotNow(OutsparkError):
+class RetryLater(OutsparkError):
     """For handlers to raise when something else is at fault: no attempt is counted, and the event comes back.
 
     `after` is when to try again, in seconds; without it the inbox's backoff decides.

@@ -18,7 +18,7 @@ from outspark.errors import SparkLost
 from outspark.inbox.lane import Task
 from outspark.observability import logs
 from outspark.server import ServerThread, create_app
-from outspark.spark.app import LanesApp
+from outspark.spark.app import SparkApplication
 from outspark.spark.inbox import InboxApp
 from outspark.spark.relay import RelayApp
 
@@ -42,7 +42,7 @@ def run_inbox(
         return _run(InboxApp(settings, names, tasks), stack, until_empty)
 
 
-def _run(app: LanesApp, stack: ExitStack, until_empty: bool) -> int:
+def _run(app: SparkApplication, stack: ExitStack, until_empty: bool) -> int:
     stop = _Stop()
     stop.listen()
     server = _serve(app)
@@ -69,7 +69,7 @@ def _run(app: LanesApp, stack: ExitStack, until_empty: bool) -> int:
 
 def _with_stdout(settings: Settings, stack: ExitStack) -> Settings:
     """Lanes have no stdout of their own, so those on this machine write through a funnel into ours."""
-    if not settings.relay.master.startswith("local"):
+    if not settings.hosting.master.startswith("local"):
         return settings
     plain = {
         name: destination
@@ -83,7 +83,7 @@ def _with_stdout(settings: Settings, stack: ExitStack) -> Settings:
     return settings.model_copy(update={"destinations": {**settings.destinations, **through}})
 
 
-def _serve(app: LanesApp) -> ServerThread | None:
+def _serve(app: SparkApplication) -> ServerThread | None:
     settings = app.settings.server
     if not settings.enabled:
         return None

@@ -42,7 +42,7 @@ INDEX = f"""outspark {__version__}
 """
 
 
-class RelayView(Protocol):
+class StatusView(Protocol):
     """What the server needs to know of a running relay. Called from several threads; may block on I/O."""
 
     def healthy(self) -> list[str]:
@@ -64,7 +64,7 @@ class RelayView(Protocol):
     def metrics(self) -> Tally: ...
 
 
-def create_app(view: RelayView, check_interval: timedelta = timedelta(seconds=5)) -> Starlette:
+def create_app(view: StatusView, check_interval: timedelta = timedelta(seconds=5)) -> Starlette:
     """Readiness is asked of the view at most once per `check_interval`, whatever the number of probes."""
     ready = Cached(view.ready, check_interval)
 

@@ -24,10 +24,10 @@ SQL_SUITES = (
 # The same statements again, around brokers, signals and faults.
 NOT_ABOUT_SQL = (
     "tests.integration.inbox.test_intake",
-    "tests.integration.inbox.test_letters",
+    "tests.integration.inbox.test_dead_letters",
     "tests.integration.inbox.test_signals",
     "tests.integration.inbox.test_strategies",
-    "tests.integration.inbox.test_taking",
+    "tests.integration.inbox.test_consumer",
     "tests.integration.inbox.test_work_faults",
     "tests.integration.outbox.jeap.test_kafka",
     "tests.integration.relay.test_breaker",

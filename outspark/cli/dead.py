@@ -245,7 +245,7 @@ def _time(opened: OpenTable, text: str | None) -> datetime | None:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        return opened.upkeep.now(opened.conn) - options.parse_duration(text)
+        return opened.table_maintenance.now(opened.conn) - options.parse_duration(text)
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 

@@ -51,7 +51,7 @@ UntilEmpty = Annotated[
 
 
 @app.command(epilog=EPILOG)
-def take(
+def consume(
     names: Names = None,
     config: options.Config = None,
     lanes: Lanes = None,
@@ -67,16 +67,16 @@ def take(
     strategy says so: first of all, once it is kept, or once it is handled.
 
     ```
-    outspark inbox take --config outspark.toml
-    outspark inbox take billing --lanes 4
+    outspark inbox consume --config outspark.toml
+    outspark inbox consume billing --lanes 4
     ```
     """
     settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
-    raise typer.Exit(_run(settings, names, ["take"], until_empty=False))
+    raise typer.Exit(_run(settings, names, ["consume"], until_empty=False))
 
 
 @app.command(epilog=EPILOG)
-def work(
+def handle(
     names: Names = None,
     app: App = None,
     config: options.Config = None,
@@ -93,12 +93,12 @@ def work(
     A handler's writes and the completion of its event are one transaction: both are there, or neither.
 
     ```
-    outspark inbox work --app billing.handlers:router
-    outspark inbox work billing --until-empty
+    outspark inbox handle --app billing.handlers:router
+    outspark inbox handle billing --until-empty
     ```
     """
     settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
-    raise typer.Exit(_run(settings, names, ["work"], until_empty=until_empty, app=app))
+    raise typer.Exit(_run(settings, names, ["handle"], until_empty=until_empty, app=app))
 
 
 @app.command(epilog=EPILOG)
@@ -120,7 +120,7 @@ def run(
     ```
     """
     settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
-    raise typer.Exit(_run(settings, names, ["take", "work"], until_empty=False, app=app))
+    raise typer.Exit(_run(settings, names, ["consume", "handle"], until_empty=False, app=app))
 
 
 def _settings(
@@ -167,7 +167,7 @@ def _run(
             for name, inbox in settings.inboxes.items()
         }
         settings = settings.model_copy(update={"inboxes": inboxes})
-    require_for_inboxes([settings.inboxes[name] for name in chosen], take="take" in tasks)
+    require_for_inboxes([settings.inboxes[name] for name in chosen], consume="consume" in tasks)
     from outspark.runner import run_inbox
 
     return run_inbox(settings, chosen, tasks, until_empty=until_empty)

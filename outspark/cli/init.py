@@ -59,7 +59,7 @@ def init(
     lanes: Annotated[
         int | None,
         typer.Option(
-            "--lanes", min=1, metavar="N", help="Lanes that the doorbell can wake; otherwise relay.lanes."
+            "--lanes", min=1, metavar="N", help="Lanes that the doorbell can wake; otherwise hosting.lanes."
         ),
     ] = None,
     ready_index: Annotated[
@@ -129,7 +129,7 @@ def init(
     kind = _contract(called, inbox, partitioned or kept)
     ready = _ready_index(kind) if ready_index else None
     chosen = TableName.parse(table or _table_of(own, kind, unnamed=partitioned and not kept))
-    bell = settings.relay.lanes if doorbell else 0
+    bell = settings.hosting.lanes if doorbell else 0
     fan_out = target is not None and not inbox and settings.fans_out(name)
     ordered = not inbox and getattr(own, "ordering", "key") == "key"
 
@@ -234,11 +234,11 @@ def _dead_letters(name: str, target: Target | None, table: str | None, apply: bo
     from outspark.cli.tables import connect
     from outspark.database.names import TableName, resolve
     from outspark.database.shape import script
-    from outspark.inbox import dead_letters as letters
+    from outspark.inbox import dead_letters
 
     settings = getattr(target, "dead_letter", None)
     chosen = TableName.parse(table or (settings and settings.table) or DEAD_LETTERS)
-    statements = letters.statements(chosen)
+    statements = dead_letters.statements(chosen)
     if target is None or not apply:
         typer.echo(script(statements), nl=False)
         return

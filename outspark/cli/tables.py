@@ -1,4 +1,4 @@
-"""A source or an inbox as a command works on it: one connection, its table found, its contract's upkeep at hand."""
+"""A source or an inbox as a command uses it: one connection, the resolved table, the maintenance of its contract."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from outspark.config.fields import PartitionSettings
 from outspark.config.inbox import InboxSettings
 from outspark.config.loading import pick_inbox, pick_source
 from outspark.config.settings import Settings, SourceSettings
-from outspark.contracts.maintenance import Upkeep
+from outspark.contracts.maintenance import TableMaintenance
 from outspark.contracts.omnibox.inbox import resolve_inbox
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database import conninfo
 from outspark.database.names import TableName, resolve
 from outspark.database.session import refuse_old
@@ -42,7 +42,7 @@ class OpenTable:
     contract: str
     conn: psycopg.Connection[Any]
     table: TableName
-    upkeep: Upkeep
+    table_maintenance: TableMaintenance
     lease: timedelta
     max_attempts: int
     reap_batch: int
@@ -50,7 +50,7 @@ class OpenTable:
 
     @property
     def maintenance(self) -> Maintenance:
-        return Maintenance(self.conn, self.upkeep)
+        return Maintenance(self.conn, self.table_maintenance)
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def open_source(name: str, settings: SourceSettings) -> Iterator[OpenTable]:
             contract=settings.contract,
             conn=conn,
             table=table,
-            upkeep=contracts.get(settings.contract).upkeep(table),
+            table_maintenance=contracts.get(settings.contract).maintenance(table),
             lease=settings.lease_timeout,
             max_attempts=settings.retry.max_attempts,
             reap_batch=settings.reap_batch_size,
@@ -119,7 +119,7 @@ def open_inbox(name: str, settings: InboxSettings) -> Iterator[OpenTable]:
             contract="omnibox",
             conn=conn,
             table=table,
-            upkeep=InboxUpkeep(table, settings.group),
+            table_maintenance=InboxMaintenance(table, settings.group),
             lease=settings.work.lease,
             max_attempts=settings.max_attempts,
             reap_batch=INBOX_REAP_BATCH,

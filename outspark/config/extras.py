@@ -36,8 +36,8 @@ def require_for_relay(settings: Settings) -> None:
     )
 
 
-def require_for_inboxes(inboxes: Iterable[InboxSettings], *, take: bool) -> None:
-    feeds = [one.feed for one in inboxes if take and one.feed is not None]
+def require_for_inboxes(inboxes: Iterable[InboxSettings], *, consume: bool) -> None:
+    feeds = [one.feed for one in inboxes if consume and one.feed is not None]
     _require(
         [
             ("spark", "the inbox"),

@@ -61,7 +61,7 @@ class DeadGuardSettings(Model):
 
 
 class PartitionSettings(Model):
-    """Upkeep of a partitioned table."""
+    """Maintenance of a partitioned table."""
 
     every: Literal["hour", "day", "week", "month"] = Field("day", description="How long a partition is.")
     ahead: int = Field(3, ge=1, le=1000, description="Partitions beyond the present one.")

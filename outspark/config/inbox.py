@@ -124,7 +124,7 @@ class HandlingSettings(Model):
     lease: Duration = Field(
         timedelta(minutes=1), description="When the lock of a worker that says nothing is given back."
     )
-    upkeep_interval: Duration = Field(
+    maintenance_interval: Duration = Field(
         timedelta(seconds=1), description="How often a worker looks for what others left behind."
     )
     poll_interval: Duration = Field(
@@ -211,7 +211,7 @@ class InboxSettings(AcceptSettings):
     table: str = Field("inbox_events", min_length=1, description="Table name, with schema if need be.")
     strategy: Strategy = Field(Strategy.EXACTLY_ONCE, description="What is promised about effects.")
     app: str | None = Field(
-        None, description="The handlers: `module:router`; a flag of `outspark inbox work` goes over it."
+        None, description="The handlers: `module:router`; a flag of `outspark inbox handle` goes over it."
     )
     feed: FeedSettings | None = Field(None, description="Needed to take messages in.")
     work: HandlingSettings = Field(default_factory=HandlingSettings)

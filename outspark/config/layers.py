@@ -19,7 +19,7 @@ Layer = dict[Path, Given]
 
 
 def flatten(tree: Any, origin: str, path: Path = ()) -> Layer:
-    """`{"relay": {"lanes": 2}}` becomes `{("relay", "lanes"): 2}`; an empty table or list stays a value."""
+    """`{"hosting": {"lanes": 2}}` becomes `{("hosting", "lanes"): 2}`; an empty table or list stays a value."""
     if isinstance(tree, Mapping) and (tree or not path):
         items = tree.items()
     elif isinstance(tree, list) and tree and all(isinstance(item, Mapping) for item in tree):

@@ -272,7 +272,9 @@ def _suggestion(path: layers.Path) -> str:
     if close := get_close_matches(word.lower(), known, n=1):
         return f"did you mean {close[0]}?"
     elsewhere = [
-        f"{section}.{word}" for section in ("relay", "server", "log") if describe.field_at((section, word))
+        f"{section}.{word}"
+        for section in ("hosting", "relay", "server", "log")
+        if describe.field_at((section, word))
     ]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"

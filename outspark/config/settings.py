@@ -223,35 +223,47 @@ class RouteSettings(Model):
 
 
 class RelaySettings(Model):
-    """How lanes are hosted."""
+    """A relay: its name, and how its lanes prove what they own."""
 
     id: str = Field(
-        default_factory=socket.gethostname, min_length=1, max_length=100, description="Name of this relay."
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=100,
+        description="Name of this relay, or of this deployment of inboxes.",
     )
+    hold: Duration = Field(
+        timedelta(seconds=5),
+        description="How long a lane may publish on its last ownership check; after that it checks the epochs of its "
+        "slots again before publishing.",
+    )
+    grace: Duration | None = Field(
+        None,
+        description="How long a lane waits before it works on slots whose owner crashed or disconnected; default: hold "
+        "+ the longest publish_timeout + 1s.",
+    )
+
+
+class HostingSettings(Model):
+    """Where lanes run, whether of a relay or of an inbox, and for how long."""
+
     lanes: int = Field(2, ge=1, le=256, description="Loops that work side by side.")
     master: str = Field("local", description="Spark master; `local` means as many threads as the lanes need.")
     spark: dict[str, str] = Field(
         default_factory=dict, description="Spark's own settings, passed on as they are."
     )
     shift: Duration = Field(timedelta(seconds=10), description="How long one Spark task hosts a lane.")
-    hold: Duration = Field(
-        timedelta(seconds=5), description="A lane proves its ownership again when the proof is older."
-    )
-    grace: Duration | None = Field(
-        None, description="Wait after an owner vanished; default: hold + publish timeout + 1s."
-    )
     shutdown_timeout: Duration = Field(
-        timedelta(seconds=15), description="How long a stop waits for batches in flight."
+        timedelta(seconds=15), description="How long a shutdown waits for batches in flight."
     )
     wait_for_database: bool = Field(
         False,
-        description="Wait at the start also for a database that refuses us: an unknown host or database, a wrong "
-        "password, a missing privilege. Otherwise those end it with exit code 3.",
+        description="Wait at the start also for a database that refuses the connection: an unknown host or database, a "
+        "wrong password, a missing privilege. Otherwise these end the start with exit code 3.",
     )
     stuck_after: Duration = Field(
         timedelta(minutes=2),
-        description="A lane that does not move for so long, and is so late to end its shift, is not healthy; after "
-        "twice as long it is started again. It must be longer than every publish_timeout.",
+        description="A lane that makes no progress for this long, and is as late to end its shift, is unhealthy; after "
+        "twice as long it is restarted. It must be longer than every publish_timeout.",
     )
 
 
@@ -274,6 +286,7 @@ class LogSettings(Model):
 class Settings(Model):
     """The whole configuration of one application."""
 
+    hosting: HostingSettings = Field(default_factory=HostingSettings)
     relay: RelaySettings = Field(default_factory=RelaySettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     log: LogSettings = Field(default_factory=LogSettings)
@@ -318,9 +331,9 @@ class Settings(Model):
     def _check_stuck(self) -> Iterator[str]:
         """A lane moves each time it publishes, and must not be taken for one that hangs before that has ended."""
         for name, one in self.destinations.items():
-            if self.relay.stuck_after <= one.publish_timeout:
+            if self.hosting.stuck_after <= one.publish_timeout:
                 yield (
-                    f"relay.stuck_after = {durations.text(self.relay.stuck_after)} must be longer than "
+                    f"hosting.stuck_after = {durations.text(self.hosting.stuck_after)} must be longer than "
                     f"destinations.{name}.publish_timeout, which is {durations.text(one.publish_timeout)}"
                 )
 

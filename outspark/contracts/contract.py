@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import psycopg
 
-from outspark.contracts.maintenance import Upkeep
+from outspark.contracts.maintenance import TableMaintenance
 from outspark.database.check import Finding
 from outspark.database.names import TableName
 from outspark.event import Event
@@ -18,12 +18,12 @@ from outspark.outcome import DeadKind
 if TYPE_CHECKING:
     from outspark.config.settings import SourceSettings
 
-State = Literal["done", "ready", "dead"]
+State = Literal["done", "pending", "dead"]
 
 TOKEN_PREFIX = "outspark/"
 """Every token of ours begins with it, which tells our claims from those of other relays."""
 
-LAZILY = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
+ASYNC_COMMIT = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
 """A condition that always holds: the commit of this transaction does not wait for the disk, nor for a standby.
 
 For what is only done again when a crash of the server takes it back: a claim, and the mark that all of a batch was
@@ -52,7 +52,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStatements:
+class RelayStatements:
     """The statements of one lane on one source, as text for psycopg with named parameters.
 
     Every claim answers rows for `read`, with two more columns: the time its lease began, or NULL, and whether the bytes
@@ -68,16 +68,16 @@ class LaneStatements:
     | settle      | ids, states, counts, waits (seconds), errors, kinds, token + fence | (rows changed)       |
     | adopt       | slots, max_attempts, error                                  | id, key, dead, oldest first |
     | suspects    | slots, blocked, limit                                       | id, key, oldest first       |
-    | count       | ids, max_attempts, error + fence                            | id, dead                    |
-    | waiting     | slots                                                       | id, key, seconds until due  |
-    | parked      | slots                                                       | keys behind a dead event    |
+    | count_attempt | ids, max_attempts, error + fence                            | id, dead                    |
+    | keys_in_backoff | slots                                                       | id, key, seconds until due  |
+    | keys_behind_dead | slots                                                       | keys behind a dead event    |
     | next_due    | none                                                        | seconds to the next schedule |
     | oldest      | slots, park                                                 | id, seconds due, in flight  |
 
     `deliver_all` settles a whole batch, which may be found by its lease; `pack` makes a parameter of ids for both.
     The fence is `source, slots, epochs`: a settle changes nothing unless every slot still has that epoch.
     `adopt` gives back what a vanished owner had claimed; under `lease = "slot"`, where a claim leaves no mark,
-    `suspects` and `count` stand in for it.
+    `suspects` and `count_attempt` stand in for it.
     `oldest` is for the driver: the due event that is to go out next, but for those that wait behind one that failed,
     and whether a claim marks any event as being in somebody's hands.
     """
@@ -89,9 +89,9 @@ class LaneStatements:
     settle: str
     adopt: str
     suspects: str
-    count: str
-    waiting: str
-    parked: str
+    count_attempt: str
+    keys_in_backoff: str
+    keys_behind_dead: str
     next_due: str
     oldest: str
     pack: Callable[[Sequence[str]], object]
@@ -134,11 +134,11 @@ class Contract(Protocol):
         """
         ...
 
-    def upkeep(self, table: TableName) -> Upkeep: ...
+    def maintenance(self, table: TableName) -> TableMaintenance: ...
 
-    def lane_statements(
+    def relay_statements(
         self, table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
-    ) -> LaneStatements:
+    ) -> RelayStatements:
         """For a table with its schema, as `resolve` finds it.
 
         With a connection the contract may look at the table and make the most of the indexes that it has.

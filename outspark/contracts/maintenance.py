@@ -97,7 +97,7 @@ class Gauge:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-class Upkeep(Protocol):
+class TableMaintenance(Protocol):
     """Each call is one statement on `conn` and commits nothing. Results say what was really changed."""
 
     def now(self, conn: psycopg.Connection[Any]) -> datetime:
@@ -150,7 +150,7 @@ class Upkeep(Protocol):
 
 @runtime_checkable
 class Unlocking(Protocol):
-    """An upkeep whose contract lets one take events out of somebody's hands."""
+    """Maintenance of a contract that lets one take events out of somebody's hands."""
 
     def unlock(self, conn: psycopg.Connection[Any], ids: list[str], reason: str) -> list[str]:
         """The reason stays with them; answers those that were held."""

@@ -66,7 +66,7 @@ def whole_number(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepStatements:
+class MaintenanceSql:
     """Templates of one contract. `{table}`, `{id}`, `{which}` and `{dead_event}` stand for what their names say."""
 
     stats: str
@@ -93,10 +93,10 @@ class UpkeepStatements:
     read_id: Callable[[str], object] = uuid
 
 
-class StatementUpkeep:
-    """`Upkeep` for one table."""
+class SqlMaintenance:
+    """`TableMaintenance` for one table."""
 
-    statements: ClassVar[UpkeepStatements]
+    statements: ClassVar[MaintenanceSql]
 
     def __init__(self, table: TableName) -> None:
         self._table = table

@@ -15,7 +15,7 @@ def not_blocked(key: sql.Composable) -> sql.Composed:
     return sql.SQL(_NOT_BLOCKED).format(key=key)
 
 
-def still(condition: sql.Composable) -> sql.Composed:
+def hide_from_planner(condition: sql.Composable) -> sql.Composed:
     """The same condition, out of the planner's sight.
 
     Bare, a condition on the state of known rows offers the planner an index of that state. Statistics from before the

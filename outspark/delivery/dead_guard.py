@@ -36,12 +36,12 @@ class DeadGuard:
     paused: dict[str, Breaker] = field(default_factory=dict)
     _windows: dict[str, _Window] = field(default_factory=dict)
 
-    def watch(self, events: Sequence[Event], passed: Sequence[str], dead: Mapping[str, str]) -> None:
+    def watch(self, events: Sequence[Event], is_success: Sequence[str], dead: Mapping[str, str]) -> None:
         """Take note of a batch: `passed` are the ids of events that are done, `dead` maps ids to errors."""
         if not self.settings.enabled or not (dead or self._windows or self.paused):
             return
         deaths = Counter(event.type for event in events if event.id in dead)
-        through = frozenset(passed)
+        through = frozenset(is_success)
         passes = Counter(event.type for event in events if event.id in through)
         errors = {event.type: dead[event.id] for event in events if event.id in dead}
         for name in passes.keys() & self.paused.keys():

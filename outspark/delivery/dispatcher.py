@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outspark import redaction
-from outspark.delivery import waves as ways
+from outspark.delivery import waves as waves
 from outspark.delivery.destination import Block, Breaker, Destination
 from outspark.delivery.envelopes import Envelope
 from outspark.delivery.routing import Router, Transform
-from outspark.delivery.waves import Parcel
+from outspark.delivery.waves import Routed
 from outspark.errors import EventInvalid
 from outspark.event import Event, Message
 from outspark.headers import NO_HEADERS, text_headers, wire_headers
@@ -70,21 +70,21 @@ class Dispatcher:
         straight = None if been else self._straight(events)
         if straight is not None:
             return self._dispatch_straight(events, *straight, deadline, before_publish)
-        parcels = [self._parcel(event, been, alone=len(events) == 1) for event in events]
+        all_routed = [self._route_event(event, been, alone=len(events) == 1) for event in events]
         failed: set[str] = set()
-        waiting: list[Parcel] = parcels
+        waiting: list[Routed] = all_routed
         while waiting:
             if time.monotonic() >= deadline:
-                for parcel in waiting:
-                    parcel.outcome = HELD
+                for routed in waiting:
+                    routed.outcome = HELD
                 break
-            wave, waiting = ways.next_wave(waiting, failed)
+            wave, waiting = waves.next_wave(waiting, failed)
             if wave:
                 self._publish(wave, deadline, failed, before_publish)
         return Dispatched(
-            [parcel.outcome or HELD for parcel in parcels],
-            [parcel.destination for parcel in parcels],
-            ways.partial(events, parcels) if self.router.fans_out else {},
+            [routed.outcome or HELD for routed in all_routed],
+            [routed.destination for routed in all_routed],
+            waves.partial(events, all_routed) if self.router.fans_out else {},
         )
 
     def all_down(self) -> bool:
@@ -156,39 +156,39 @@ class Dispatcher:
     ) -> Dispatched:
         outcomes = self._send(destination, messages, deadline, before_publish)
         if not all_delivered(outcomes):
-            parcels = [Parcel(message.order_key, destination, message) for message in messages]
-            ways.assign(parcels, outcomes, set())
-            outcomes = [parcel.outcome or HELD for parcel in parcels]
+            all_routed = [Routed(message.order_key, destination, message) for message in messages]
+            waves.apply_outcomes(all_routed, outcomes, set())
+            outcomes = [routed.outcome or HELD for routed in all_routed]
         return Dispatched(outcomes, [destination] * len(events), {})
 
-    def _parcel(self, event: Event, been: Mapping[str, Collection[str]], alone: bool) -> Parcel:
+    def _route_event(self, event: Event, been: Mapping[str, Collection[str]], alone: bool) -> Routed:
         """`alone`: this event is all of its batch, as one that probes is."""
         key = event.order_key if self.ordered else None
         if (pause := self.paused.get(event.type)) is not None and not (alone and pause.is_due()):
-            return Parcel(key, outcome=Retry(pause.reason, counted=False))
+            return Routed(key, outcome=Retry(pause.reason, counted=False))
         try:
             sent = self.transform(event) if self.transform else event
             if sent is None:
-                return Parcel(key, outcome=Skipped())
+                return Routed(key, outcome=Skipped())
             route = self.router.route(sent.type, sent.key, sent.cluster, sent.topic)
             headers = NO_HEADERS if sent.headers is None else wire_headers(sent.headers)
             id = sent.message_id or event.id
             message = Message(id, route.topic, sent.key, sent.payload, headers, key, sent.stored)
             if len(route.destinations) == 1:
                 [name] = route.destinations
-                return Parcel(key, self.destinations[name], self._wrap(name, sent, message))
+                return Routed(key, self.destinations[name], self._wrap(name, sent, message))
             missing = [name for name in route.destinations if name not in been.get(event.id, ())]
             copies = [
-                Parcel(None, self.destinations[name], self._wrap(name, sent, message)) for name in missing
+                Routed(None, self.destinations[name], self._wrap(name, sent, message)) for name in missing
             ]
-            return Parcel(key, copies=copies, outcome=None if copies else DELIVERED)
+            return Routed(key, copies=copies, outcome=None if copies else DELIVERED)
         except EventInvalid as error:
-            return Parcel(key, outcome=Dead(str(error)))
+            return Routed(key, outcome=Dead(str(error)))
         except Exception as error:  # noqa: BLE001 - a transform's bug must cost its event an attempt, not the lane
             reason = f"{type(error).__name__}: {redaction.of(error)}"
             told = f"{reason} (in {_place(error)}, event {event.id})"
             self.trouble.raise_(f"transform failed: {self.router.source}", told)
-            return Parcel(key, outcome=Retry(f"transform failed: {reason}"))
+            return Routed(key, outcome=Retry(f"transform failed: {reason}"))
 
     def _wrap(self, name: str, event: Event, message: Message) -> Message:
         if message.stored and not self.destinations[name].publisher.keeps_headers:
@@ -198,25 +198,25 @@ class Dispatcher:
 
     def _publish(
         self,
-        wave: Sequence[Parcel],
+        wave: Sequence[Routed],
         deadline: float,
         failed: set[str],
         before_publish: Callable[[], None],
     ) -> None:
-        groups: dict[str, list[Parcel]] = {}
-        for parcel in wave:
-            for part in parcel.copies or (parcel,):
+        groups: dict[str, list[Routed]] = {}
+        for routed in wave:
+            for part in routed.copies or (routed,):
                 if part.destination is not None:
                     groups.setdefault(part.destination.name, []).append(part)
-        for name, parcels in groups.items():
-            messages = [parcel.message for parcel in parcels if parcel.message is not None]
+        for name, all_routed in groups.items():
+            messages = [routed.message for routed in all_routed if routed.message is not None]
             outcomes = self._send(self.destinations[name], messages, deadline, before_publish)
-            ways.assign(parcels, outcomes, failed)
-        for parcel in wave:
-            if parcel.copies:
-                ways.combine(parcel)
-                if parcel.key is not None and not ways.passed(parcel.outcome):
-                    failed.add(parcel.key)
+            waves.apply_outcomes(all_routed, outcomes, failed)
+        for routed in wave:
+            if routed.copies:
+                waves.combine(routed)
+                if routed.key is not None and not waves.is_success(routed.outcome):
+                    failed.add(routed.key)
 
     def _send(
         self,

@@ -11,69 +11,69 @@ from outspark.outcome import DELIVERED, HELD, Dead, Held, Outcome, Retry
 
 
 @dataclass(slots=True)
-class Parcel:
-    """An event on its way: a message for a destination, one parcel for each of several, or an outcome known before."""
+class Routed:
+    """An event on its way: a message for a destination, one copy for each of several, or an outcome known before."""
 
     key: str | None
     destination: Destination | None = None
     message: Message | None = None
     outcome: Outcome | None = None
-    copies: Sequence[Parcel] = ()
+    copies: Sequence[Routed] = ()
 
 
-def assign(parcels: Sequence[Parcel], outcomes: Sequence[Outcome], failed: set[str]) -> None:
+def apply_outcomes(all_routed: Sequence[Routed], outcomes: Sequence[Outcome], failed: set[str]) -> None:
     """Later events of a key that failed are held; a publisher that keeps order has not sent them either."""
-    for parcel, outcome in zip(parcels, outcomes, strict=True):
-        if outcome is DELIVERED or parcel.key is None or passed(outcome):
-            parcel.outcome = outcome
+    for routed, outcome in zip(all_routed, outcomes, strict=True):
+        if outcome is DELIVERED or routed.key is None or is_success(outcome):
+            routed.outcome = outcome
         else:
-            parcel.outcome = HELD if parcel.key in failed else outcome
-            failed.add(parcel.key)
+            routed.outcome = HELD if routed.key in failed else outcome
+            failed.add(routed.key)
 
 
-def next_wave(waiting: Sequence[Parcel], failed: set[str]) -> tuple[list[Parcel], list[Parcel]]:
+def next_wave(waiting: Sequence[Routed], failed: set[str]) -> tuple[list[Routed], list[Routed]]:
     """What may go out together: of one key, only events to one destination that keeps their order, else just one."""
-    wave: list[Parcel] = []
-    later: list[Parcel] = []
+    wave: list[Routed] = []
+    later: list[Routed] = []
     ahead: dict[str, Destination | None] = {}
-    for parcel in waiting:
-        key = parcel.key
+    for routed in waiting:
+        key = routed.key
         if key is None:
-            wave.append(parcel)
+            wave.append(routed)
         elif key in failed:
-            parcel.outcome = HELD
+            routed.outcome = HELD
         elif key in ahead:
             first = ahead[key]
-            if first is not None and first is _keeper(parcel):
-                wave.append(parcel)
+            if first is not None and first is _keeper(routed):
+                wave.append(routed)
             else:
-                later.append(parcel)
+                later.append(routed)
                 ahead[key] = None
-        elif parcel.destination is not None or parcel.copies:
+        elif routed.destination is not None or routed.copies:
             # What goes to several destinations goes alone: its key waits until all of them have answered.
-            wave.append(parcel)
-            ahead[key] = _keeper(parcel)
-        elif not passed(parcel.outcome):
+            wave.append(routed)
+            ahead[key] = _keeper(routed)
+        elif not is_success(routed.outcome):
             failed.add(key)
     return wave, later
 
 
-def _keeper(parcel: Parcel) -> Destination | None:
+def _keeper(routed: Routed) -> Destination | None:
     """The destination, if it keeps order by itself."""
-    destination = parcel.destination
+    destination = routed.destination
     return destination if destination is not None and destination.publisher.keeps_order else None
 
 
-def combine(parcel: Parcel) -> None:
+def combine(routed: Routed) -> None:
     """An event fares as where it needs most: what may still pass comes before what never will."""
-    worst = max(parcel.copies, key=_need)
+    worst = max(routed.copies, key=_need)
     outcome = worst.outcome
     if isinstance(outcome, Retry | Dead) and worst.destination is not None:
         outcome = replace(outcome, error=f"{worst.destination.name}: {outcome.error}")
-    parcel.outcome, parcel.destination = outcome, worst.destination
+    routed.outcome, routed.destination = outcome, worst.destination
 
 
-def _need(part: Parcel) -> int:
+def _need(part: Routed) -> int:
     match part.outcome:
         case Retry(counted=True):
             return 4
@@ -87,17 +87,19 @@ def _need(part: Parcel) -> int:
             return 0
 
 
-def partial(events: Sequence[Event], parcels: Sequence[Parcel]) -> dict[str, list[str]]:
+def partial(events: Sequence[Event], all_routed: Sequence[Routed]) -> dict[str, list[str]]:
     some: dict[str, list[str]] = {}
-    for event, parcel in zip(events, parcels, strict=True):
-        if parcel.copies and not passed(parcel.outcome):
+    for event, routed in zip(events, all_routed, strict=True):
+        if routed.copies and not is_success(routed.outcome):
             taken = [
-                part.destination.name for part in parcel.copies if part.destination and passed(part.outcome)
+                part.destination.name
+                for part in routed.copies
+                if part.destination and is_success(part.outcome)
             ]
             if taken:
                 some[event.id] = taken
     return some
 
 
-def passed(outcome: Outcome | None) -> bool:
+def is_success(outcome: Outcome | None) -> bool:
     return outcome is not None and not isinstance(outcome, Retry | Dead | Held)

@@ -14,7 +14,7 @@ from psycopg import Notify
 from outspark.database.session import Connection, connect
 from outspark.errors import OutsparkError
 from outspark.hosting import control
-from outspark.hosting.spec import LEAD, LONGEST_OVERSTAY, HostedSpec
+from outspark.hosting.spec import LEAD, LONGEST_OVERSTAY, LaneSpec
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Signals:
 
     def __init__(
         self,
-        spec: HostedSpec,
+        spec: LaneSpec,
         url: str,
         label: str,
         until: Callable[[], bool] | None = None,
@@ -45,7 +45,7 @@ class Signals:
         self._moved = moved
         self._url = url
         self._label = label
-        shift = spec.relay.shift.total_seconds()
+        shift = spec.hosting.shift.total_seconds()
         self._ends = time.monotonic() + shift + LEAD
         self._latest = self._ends + max(shift, LONGEST_OVERSTAY)
         self._conn: Connection | None = None

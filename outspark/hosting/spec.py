@@ -9,14 +9,16 @@ from datetime import timedelta
 from typing import Any, Self
 
 from outspark.config.settings import (
+    HostingSettings,
     RelaySettings,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostedSpec:
+class LaneSpec:
     """What every kind of lane is told. `instance` names one run, so that two with the same id stay apart."""
 
+    hosting: HostingSettings
     relay: RelaySettings
     instance: str
     lane: int
@@ -24,7 +26,7 @@ class HostedSpec:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def for_shift(self, shift: int, length: timedelta) -> Self:
-        return replace(self, shift=shift, relay=self.relay.model_copy(update={"shift": length}))
+        return replace(self, shift=shift, hosting=self.hosting.model_copy(update={"shift": length}))
 
     @property
     def channel(self) -> str:
@@ -49,7 +51,7 @@ LONGEST_OVERSTAY = 30.0
 
 
 @dataclass(slots=True)
-class Report:
+class ShiftReport:
     """What a shift brings home; plain JSON."""
 
     lane: int

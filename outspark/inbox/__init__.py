@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from outspark.brokers.feed import Feed, Received
 from outspark.config.inbox import AcceptSettings, Strategy, WorkSettings
-from outspark.errors import NotNow, Reject
+from outspark.errors import Reject, RetryLater
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.handling.worker import Worker
 from outspark.inbox.intake.acceptor import Acceptor
@@ -31,11 +31,11 @@ __all__ = [
     "InboxEvent",
     "Intake",
     "New",
-    "NotNow",
     "OutOfPartitions",
     "Received",
     "Refused",
     "Reject",
+    "RetryLater",
     "Router",
     "Strategy",
     "WorkSettings",

@@ -10,20 +10,20 @@ from outspark.config.inbox import InboxSettings
 from outspark.config.settings import Settings, SourceSettings
 from outspark.errors import SettingsError
 from outspark.hosting.shift import Signals
-from outspark.hosting.spec import HostedSpec, Report
+from outspark.hosting.spec import LaneSpec, ShiftReport
 from outspark.inbox import dead_letters
 from outspark.inbox.handling.guard import Records
 from outspark.inbox.handling.worker import Worker
-from outspark.inbox.intake.consumer import Taker
+from outspark.inbox.intake.consumer import Consumer
 from outspark.inbox.router import load_router
 from outspark.observability.causes import Trouble
 from outspark.observability.metrics import HANDOVERS_TOTAL, Tally
 
-Task = Literal["take", "work"]
+Task = Literal["consume", "handle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InboxSpec(HostedSpec):
+class InboxLaneSpec(LaneSpec):
     """One lane of one inbox. `number` counts those of the same inbox and task; `lane` counts all of the run."""
 
     name: str
@@ -49,15 +49,16 @@ def inbox_lanes(
     tasks: Sequence[Task],
     instance: str,
     environ: Mapping[str, str],
-) -> list[InboxSpec]:
+) -> list[InboxLaneSpec]:
     """As many lanes as the settings say for each inbox and task."""
     wanted = [
-        (name, task, number) for name in names for task in tasks for number in range(settings.relay.lanes)
+        (name, task, number) for name in names for task in tasks for number in range(settings.hosting.lanes)
     ]
     for name in names:
         _check(name, settings.inboxes[name], tasks)
     return [
-        InboxSpec(
+        InboxLaneSpec(
+            hosting=settings.hosting,
             relay=settings.relay,
             instance=instance,
             lane=lane,
@@ -73,11 +74,11 @@ def inbox_lanes(
 
 
 def _check(name: str, inbox: InboxSettings, tasks: Sequence[Task]) -> None:
-    if "take" in tasks and inbox.feed is None:
+    if "consume" in tasks and inbox.feed is None:
         raise SettingsError(
             f"inboxes.{name}.feed is needed to take messages in; write a [inboxes.{name}.feed] table"
         )
-    if "work" in tasks and inbox.app is None:
+    if "handle" in tasks and inbox.app is None:
         raise SettingsError(
             f"inboxes.{name}.app is needed to handle events: give --app module:router, or write it down"
         )
@@ -94,26 +95,28 @@ _records: dict[tuple[str, int], Records] = {}
 
 @dataclass(slots=True)
 class InboxLane:
-    spec: InboxSpec
+    spec: InboxLaneSpec
     tally: Tally = field(default_factory=Tally)
     trouble: Trouble = field(default_factory=Trouble)
 
-    def run(self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None) -> Report:
+    def run(
+        self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None
+    ) -> ShiftReport:
         """Until it is relieved after its time, told to stop, or `until` says so.
 
         `moved` is called again and again, also while handlers run, for whoever watches that the lane moves.
         """
         signals = Signals(self.spec, self.spec.url, f"{self.spec.task} {self.spec.number}", until, moved)
         try:
-            if self.spec.task == "take":
-                self._take(signals)
+            if self.spec.task == "consume":
+                self._consume(signals)
             else:
-                self._work(signals, moved)
+                self._handle(signals, moved)
         finally:
             signals.close()
         if signals.relieved and not signals.stopped:
             self.tally.add(HANDOVERS_TOTAL)
-        return Report(
+        return ShiftReport(
             lane=self.spec.lane,
             shift=self.spec.shift,
             tally=self.tally.to_json(),
@@ -123,13 +126,13 @@ class InboxLane:
             causes=self.trouble.found,
         )
 
-    def _take(self, signals: Signals) -> None:
+    def _consume(self, signals: Signals) -> None:
         # Two consumers of one name would fence each other, so the next begins when the last has closed its feed.
         signals.say_ready()
         if signals.take_baton():
-            Taker(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
+            Consumer(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
 
-    def _work(self, signals: Signals, moved: Callable[[], None] | None) -> None:
+    def _handle(self, signals: Signals, moved: Callable[[], None] | None) -> None:
         settings = self.spec.settings
         if settings.app is None:
             raise SettingsError(f"inboxes.{self.spec.name}.app says which handlers there are, and is missing")

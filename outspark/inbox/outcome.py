@@ -10,7 +10,7 @@ import psycopg
 
 from outspark import redaction
 from outspark.config import durations
-from outspark.errors import NotNow, Reject
+from outspark.errors import Reject, RetryLater
 from outspark.outcome import Dead, Held, Retry, Skipped
 from outspark.redaction import storable
 
@@ -43,13 +43,13 @@ class TimedOut(Exception):
         super().__init__(f"the handler took longer than {durations.text(timeout)}")
 
 
-def judge(error: BaseException) -> Retry | Dead:
+def outcome_of(error: BaseException) -> Retry | Dead:
     """What an error makes of its event."""
     text = redaction.of(error)
     match error:
         case Reject():
             return Dead(text or "rejected by its handler")
-        case NotNow():
+        case RetryLater():
             after = None if error.after is None else timedelta(seconds=error.after)
             return Retry(text, counted=False, after=after)
         case TimedOut():

@@ -87,7 +87,7 @@ class Housekeeper:
             return None
         done = Pruned()
         try:
-            maintenance = Maintenance(conn, contracts.get(settings.contract).upkeep(table))
+            maintenance = Maintenance(conn, contracts.get(settings.contract).maintenance(table))
             retention = Retention(delivered=jeap.sent_retention, dead=jeap.unsent_retention)
             for so_far in maintenance.prune(retention, jeap.page_size, jeap.max_pages):
                 done = so_far

@@ -1,4 +1,4 @@
-"""Upkeep of an outbox or inbox whatever its contract: stats, dead events, prune, reap, in small transactions."""
+"""Maintenance of an outbox or inbox whatever its contract: stats, dead events, prune, reap, in small transactions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from outspark.contracts.maintenance import DeadEvent, DeadFilter, Finished, Reaped, Stats, Unlocking, Upkeep
+from outspark.contracts.maintenance import (
+    DeadEvent,
+    DeadFilter,
+    Finished,
+    Reaped,
+    Stats,
+    TableMaintenance,
+    Unlocking,
+)
 from outspark.errors import SettingsError
 
 BATCH = 1000
@@ -48,37 +56,37 @@ class Pruned:
 
 
 class Maintenance:
-    """The verbs of upkeep on one table. `conn` belongs to it alone, and no transaction is open on it."""
+    """The verbs of maintenance on one table. `conn` belongs to it alone, and no transaction is open on it."""
 
-    def __init__(self, conn: psycopg.Connection[Any], upkeep: Upkeep) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], maintenance: TableMaintenance) -> None:
         self._conn = conn
-        self._upkeep = upkeep
+        self._chores = maintenance
 
     def stats(self, *, exact: bool = False) -> Stats:
         """Cheap however many events were delivered, unless their `exact` number is asked for."""
         with self._transaction():
-            return self._upkeep.stats(self._conn, exact=exact)
+            return self._chores.stats(self._conn, exact=exact)
 
     def count_dead(self, which: DeadFilter) -> int:
         """The dry run of `requeue` and `discard`."""
         with self._transaction():
-            return self._upkeep.count_dead(self._conn, which)
+            return self._chores.count_dead(self._conn, which)
 
     def list_dead(self, which: DeadFilter, limit: int = 100) -> list[DeadEvent]:
         with self._transaction():
-            return self._upkeep.list_dead(self._conn, which, limit)
+            return self._chores.list_dead(self._conn, which, limit)
 
     def show_dead(self, id: str) -> DeadEvent | None:
         with self._transaction():
-            return self._upkeep.show_dead(self._conn, id)
+            return self._chores.show_dead(self._conn, id)
 
     def requeue(self, which: DeadFilter, limit: int | None = None) -> list[str]:
         """Give dead events another life; answers the ids that really came back."""
-        return self._in_batches(self._upkeep.requeue, which, limit)
+        return self._in_batches(self._chores.requeue, which, limit)
 
     def discard(self, which: DeadFilter, limit: int | None = None) -> list[str]:
         """Delete dead events for good; answers the ids that are gone."""
-        discarded = self._in_batches(self._upkeep.discard, which, limit)
+        discarded = self._in_batches(self._chores.discard, which, limit)
         self._forget_settled()
         return discarded
 
@@ -86,9 +94,9 @@ class Maintenance:
         """The dry run of `prune`."""
         counted = Pruned()
         with self._transaction():
-            now = self._upkeep.now(self._conn)
+            now = self._chores.now(self._conn)
             for how, age in retention.ages:
-                counted = counted.plus(how, self._upkeep.count_finished(self._conn, how, now - age))
+                counted = counted.plus(how, self._chores.count_finished(self._conn, how, now - age))
         return counted
 
     def prune(
@@ -101,12 +109,12 @@ class Maintenance:
         """
         done = Pruned()
         with self._transaction():
-            now = self._upkeep.now(self._conn)
+            now = self._chores.now(self._conn)
         for how, age in retention.ages:
             mark, more, batches = None, True, 0
             while more and (max_batches is None or batches < max_batches):
                 with self._transaction():
-                    pruned = self._upkeep.prune(self._conn, how, now - age, mark, batch)
+                    pruned = self._chores.prune(self._conn, how, now - age, mark, batch)
                 mark, more, batches = pruned.mark, pruned.deleted == batch, batches + 1
                 done = done.plus(how, pruned.deleted)
                 yield done
@@ -115,7 +123,7 @@ class Maintenance:
     def reap(self, lease: timedelta, max_attempts: int, batch: int = 100) -> Reaped:
         """Give back at most `batch` leases older than `lease`; each counts as an attempt."""
         with self._transaction():
-            return self._upkeep.reap(self._conn, lease, max_attempts, batch)
+            return self._chores.reap(self._conn, lease, max_attempts, batch)
 
     def unlock(self, ids: list[str], reason: str) -> list[str]:
         """Take events out of somebody's hands, uncounted and due as before; answers the ids that were held.
@@ -123,13 +131,13 @@ class Maintenance:
         Only for one who is known to be gone or stuck: a relay may send the event twice then, and a worker that is
         still at it finds its lock gone and rolls its effects back.
         """
-        if not isinstance(self._upkeep, Unlocking):
+        if not isinstance(self._chores, Unlocking):
             raise SettingsError(
                 "a forced unlock is for inboxes and for outboxes of contract omnibox; elsewhere reap gives back "
                 "claims that ran out"
             )
         with self._transaction():
-            return self._upkeep.unlock(self._conn, ids, reason)
+            return self._chores.unlock(self._conn, ids, reason)
 
     def _in_batches(
         self,
@@ -150,12 +158,12 @@ class Maintenance:
 
     def _forget_settled(self) -> None:
         with self._transaction():
-            self._upkeep.forget_settled(self._conn)
+            self._chores.forget_settled(self._conn)
 
     def _until_now(self, which: DeadFilter) -> DeadFilter:
         # What dies again while we are at it must not be requeued again, or this might never end.
         with self._transaction():
-            now = self._upkeep.now(self._conn)
+            now = self._chores.now(self._conn)
         return replace(which, before=now if which.before is None else min(now, which.before))
 
     def _transaction(self) -> Any:

@@ -163,9 +163,11 @@ class Partitions:
                 self._wait_shortly()
                 # Detached first: so locks are taken in the order in which writers take them, the table's first.
                 self._change(statements.DETACH, partition.table)
-                still = statements.compose(statements.STILL_FINISHED, self._table, partition.table)
+                hide_from_planner = statements.compose(
+                    statements.STILL_FINISHED, self._table, partition.table
+                )
                 with psycopg.Cursor(self._conn, row_factory=tuple_row) as cursor:
-                    row = cursor.execute(still, {"before": before}).fetchone()
+                    row = cursor.execute(hide_from_planner, {"before": before}).fetchone()
                 if row is None or not row[0]:
                     raise psycopg.Rollback(transaction)
                 self._change(statements.DROP, partition.table)

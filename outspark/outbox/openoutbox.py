@@ -49,7 +49,7 @@ class Outbox:
             raise SettingsError(
                 f"ring = {ring} needs the table's schema; write for instance public.{self.table}"
             )
-        self._for_psycopg = insert.insert_sql(self.table, _psycopg_place, ring)
+        self._for_psycopg = insert.insert_sql(self.table, _psycopg_placeholder, ring)
         self._for_sqlalchemy = insert.insert_sql(self.table, _sqlalchemy_place, ring)
 
     def enqueue(self, conn: Handle, *events: NewEvent) -> list[UUID]:
@@ -107,7 +107,7 @@ class Outbox:
         return text(self._for_sqlalchemy), insert.insert_params(events)
 
 
-def _psycopg_place(name: str) -> sql.Composable:
+def _psycopg_placeholder(name: str) -> sql.Composable:
     # Text format would send every byte of a payload as two.
     return sql.Placeholder(name, format=PyFormat.BINARY if name == "payloads" else PyFormat.AUTO)
 

@@ -27,7 +27,7 @@ class BlockedKeys:
     probes: dict[Block, dict[str, None]] = field(default_factory=dict)
     """What is closed -> some events that wait for it, in the order in which they are to probe it"""
     parked: set[str] = field(default_factory=set)
-    freed: int = 0
+    version: int = 0
     """Rises whenever something stops being blocked: what was passed over before has to be looked at again."""
 
     def wait_for_retry(self, key: str, head: str, due: float) -> None:
@@ -76,17 +76,17 @@ class BlockedKeys:
         """What waited for this may go on."""
         for waiting in (self.down, self.down_types, self.down_topics, self.probes):
             waiting.pop(block, None)
-        self.freed += 1
+        self.version += 1
 
     def free(self, key: str | None, head: str) -> None:
         """The key is free if this is the head it waits for; an earlier event of the same batch frees nothing."""
         if key is not None and key in self.heads and self.heads[key][0] == head:
             del self.heads[key]
-            self.freed += 1
+            self.version += 1
 
     def park_only(self, keys: set[str]) -> None:
         """These keys, and no others, stand behind a dead event."""
-        self.freed += not self.parked <= keys
+        self.version += not self.parked <= keys
         self.parked = keys
 
     def due(self, now: float) -> dict[str, str]:

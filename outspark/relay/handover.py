@@ -17,7 +17,7 @@ MOST_KEYS = 100_000
 """Beyond this a note would cost more than it saves."""
 
 
-class Waiting(BaseModel):
+class DestinationBacklog(BaseModel):
     """What waits for one destination that is down, for one topic of it, or, without one, for a paused type."""
 
     destination: str
@@ -37,7 +37,7 @@ class Waiting(BaseModel):
     """Of events without a key."""
 
 
-class Mark(BaseModel):
+class LowWaterMark(BaseModel):
     """A low-water mark as it was when the note was written."""
 
     at: datetime
@@ -49,10 +49,10 @@ class Mark(BaseModel):
     full: bool
 
 
-class Note(BaseModel):
+class HandoverNote(BaseModel):
     """Of use to the owner of just these slots in the same run of a relay: it has the same routes."""
 
     instance: str
     slots: list[int]
-    waiting: list[Waiting] = []
-    mark: Mark | None = None
+    waiting: list[DestinationBacklog] = []
+    mark: LowWaterMark | None = None

@@ -12,10 +12,10 @@ from typing import Any
 
 from outspark.delivery.destination import Destination
 from outspark.hosting import process
-from outspark.hosting.spec import LEAD, LONGEST_OVERSTAY, Report
+from outspark.hosting.spec import LEAD, LONGEST_OVERSTAY, ShiftReport
 from outspark.observability.metrics import HANDOVERS_TOTAL, Tally
-from outspark.relay.session import Desk
-from outspark.relay.spec import LaneSpec, databases
+from outspark.relay.session import DatabaseSession
+from outspark.relay.spec import RelayLaneSpec, databases
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 0.5
@@ -25,66 +25,71 @@ MOST_TOLD = 100
 
 @dataclass(slots=True)
 class Lane:
-    spec: LaneSpec
+    spec: RelayLaneSpec
     destinations: Mapping[str, Destination] | None = None
     """Used instead of opening those of the spec, for a host that has its own."""
     tally: Tally = field(default_factory=Tally)
-    desks: list[Desk] = field(default_factory=list)
+    sessions: list[DatabaseSession] = field(default_factory=list)
 
-    def run(self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None) -> Report:
+    def run(
+        self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None
+    ) -> ShiftReport:
         """Work for one shift: until it is relieved after its time, told to stop, or `until` says so.
 
         `moved` is called before each step of a source and each publish, for whoever watches that the lane moves.
         """
         spec = self.spec
         started = time.monotonic()
-        ends = started + spec.relay.shift.total_seconds() + LEAD
+        ends = started + spec.hosting.shift.total_seconds() + LEAD
         # Without relief a lane works on, so that a cluster short of task slots delays nothing; but not for ever.
-        latest = ends + max(spec.relay.shift.total_seconds(), LONGEST_OVERSTAY)
+        latest = ends + max(spec.hosting.shift.total_seconds(), LONGEST_OVERSTAY)
         tracing = process.tracer(spec.environ)
         destinations = self.destinations or process.destinations(spec.destinations)
-        self.desks = [
-            Desk(spec, url, shares, destinations, self.tally, tracing, moved or _unwatched)
-            for url, shares in databases(spec.shares).items()
+        self.sessions = [
+            DatabaseSession(spec, url, sources, destinations, self.tally, tracing, moved or _unwatched)
+            for url, sources in databases(spec.sources).items()
         ]
-        if all(share.settings.ordering == "key" for share in spec.shares):
+        if all(assigned.settings.ordering == "key" for assigned in spec.sources):
             # An earlier shift of this process may have left what another one has found mended since; notes tell.
             for destination in destinations.values():
                 destination.topics.clear()
         stopped = False
         try:
-            while not all(desk.released for desk in self.desks):
-                worked = sum(desk.step() for desk in self.desks)
-                stopped = any(desk.stopped for desk in self.desks) or (until is not None and until())
+            while not all(session.released for session in self.sessions):
+                worked = sum(session.step() for session in self.sessions)
+                stopped = any(session.stopped for session in self.sessions) or (until is not None and until())
                 now = time.monotonic()
                 if stopped or now >= ends:
-                    for desk in self.desks:
+                    for session in self.sessions:
                         # Where a database is away there is nothing to hand over, and no relief can be heard.
-                        ready = desk.is_away() or (desk.relieved and not desk.taking_over())
+                        ready = session.is_away() or (session.relieved and not session.taking_over())
                         if stopped or ready or now >= latest:
-                            self._release(desk)
+                            self._release(session)
                 if not worked:
                     self._wait(ends)
         except BaseException:
             # A batch may be in flight: the next owner has to find the slots as those of an owner that vanished.
-            for desk in self.desks:
-                desk.abandon()
+            for session in self.sessions:
+                session.abandon()
             raise
         finally:
             tracing.flush()
-        return Report(
+        return ShiftReport(
             lane=spec.lane,
             shift=spec.shift,
             tally=self.tally.to_json(),
             breakers={d.name: d.reason for d in destinations.values() if d.open},
-            closed=[*_closed_topics(destinations), *(one for desk in self.desks for one in desk.paused)],
-            problems=[desk.problem for desk in self.desks if desk.problem],
+            closed=[
+                *_closed_topics(destinations),
+                *(one for session in self.sessions for one in session.paused),
+            ],
+            problems=[session.problem for session in self.sessions if session.problem],
             stopped=stopped,
             causes=self._causes(destinations.values()),
         )
 
     def _causes(self, destinations: Iterable[Destination]) -> dict[str, Any]:
-        found = {cause: one for desk in self.desks for cause, one in desk.trouble.found.items()}
+        found = {cause: one for session in self.sessions for cause, one in session.trouble.found.items()}
         for one in destinations:
             if one.open or one.opened:
                 told = {"text": one.reason, "count": one.opened, "over": not one.open}
@@ -92,24 +97,24 @@ class Lane:
                 one.opened = 0
         return found
 
-    def _release(self, desk: Desk) -> None:
-        if desk.released:
+    def _release(self, session: DatabaseSession) -> None:
+        if session.released:
             return
-        if desk.relieved and not desk.stopped:
+        if session.relieved and not session.stopped:
             self.tally.add(HANDOVERS_TOTAL)
-        desk.release()
+        session.release()
 
     def _wait(self, ends: float) -> None:
         """Until a loop wants to look again, something arrives on a connection, or the shift ends."""
         now = time.monotonic()
-        look = min((desk.next_look() for desk in self.desks), default=now)
+        look = min((session.next_poll() for session in self.sessions), default=now)
         # Past its end a lane only waits for relief, which arrives on the socket.
         until = min(look, ends) if now < ends else look
         wait = min(max(until - now, 0.0), LONGEST_WAIT)
         with selectors.DefaultSelector() as selector:
-            for desk in self.desks:
-                if desk.conn is not None and not desk.released:
-                    selector.register(desk.conn.fileno(), selectors.EVENT_READ, desk)
+            for session in self.sessions:
+                if session.conn is not None and not session.released:
+                    selector.register(session.conn.fileno(), selectors.EVENT_READ, session)
             for key, _ in selector.select(wait):
                 key.data.hear()
 

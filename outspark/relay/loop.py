@@ -18,16 +18,16 @@ from outspark.errors import OwnershipLost
 from outspark.event import Event
 from outspark.observability import metrics
 from outspark.outcome import DELIVERED, Held, Outcome, Retry
-from outspark.relay.handover import MOST_KEYS, Note, Waiting
+from outspark.relay.handover import MOST_KEYS, DestinationBacklog, HandoverNote
 from outspark.relay.low_water import BEGINNING, LowWater
-from outspark.relay.ownership import Tenure
+from outspark.relay.ownership import SlotOwnership
 from outspark.relay.settle import Settler, waits_for
 from outspark.relay.source import NOTHING, Batch, Source
 from outspark.relay.waking import Doorbell, Polling
 
 log = logging.getLogger(__name__)
 
-UPKEEP_INTERVAL = 1.0
+CHORES_INTERVAL = 1.0
 LOCK_MARGIN = 1.0
 LONGEST_REAP_INTERVAL = 30.0
 MOST_DUE = 20
@@ -42,13 +42,13 @@ RETRY_REST = 3.0
 
 @dataclass(slots=True)
 class SourceLoop:
-    """With a tenure it works on the slots it owns; without one it competes for single events."""
+    """With an ownership it works on the slots it owns; without one it competes for single events."""
 
     source: Source
-    tenure: Tenure | None
+    ownership: SlotOwnership | None
     dispatcher: Dispatcher
     settler: Settler
-    waking: Polling | Doorbell
+    waker: Polling | Doorbell
     low: LowWater
     token_prefix: str
     deliveries: Deliveries | None = None
@@ -61,7 +61,7 @@ class SourceLoop:
     _claims: int = 0
     _found: Batch = NOTHING
     """What the last look in order brought."""
-    _next_upkeep: float = 0.0
+    _next_chores: float = 0.0
     _next_reap: float = 0.0
     _width: int = 1
     """How many times as many events as a batch a claim in order asks for."""
@@ -78,18 +78,18 @@ class SourceLoop:
 
     def step(self) -> int:
         """Look once and work on what is there; how many events were settled."""
-        self.waking.about_to_look()
-        self._upkeep()
+        self.waker.before_poll()
+        self._chores()
         self._claims += 1
         batch = self._next(f"{self.token_prefix}/{self._claims}")
         if not batch.events:
-            self.waking.found_nothing()
+            self.waker.after_empty_poll()
             self._wake_in_time()
             return 0
-        freed = self.source.keys.freed
+        version = self.source.keys.version
         self._work(batch)
         saw_the_end = batch is self._found and self.low.saw_the_end
-        self.waking.worked(more=not saw_the_end or self.source.keys.freed != freed)
+        self.waker.after_batch(more=not saw_the_end or self.source.keys.version != version)
         self._wake_in_time()
         # The next claim shall not find this one still in memory.
         self._found = NOTHING
@@ -107,9 +107,9 @@ class SourceLoop:
 
     def release(self) -> None:
         """Give the slots back in good order. The caller unlocks the session."""
-        self.waking.release()
-        if self.tenure is not None:
-            self.tenure.leave(self._note(self.tenure))
+        self.waker.release()
+        if self.ownership is not None:
+            self.ownership.leave(self._handover_note(self.ownership))
 
     def _work(self, batch: Batch) -> None:
         # The leases must outlive the publishing by far.
@@ -129,16 +129,16 @@ class SourceLoop:
             self._width = self._widened() if _waits(dispatched.outcomes) else 1
         if through and batch is self._found:
             self.low.passed(batch.events[-1].created_at)
-        if self.tenure is not None and self.tenure.suspects:
-            self.tenure.clear_blocked()
+        if self.ownership is not None and self.ownership.suspects:
+            self.ownership.clear_blocked()
 
     def _prove(self) -> None:
         if self.moved is not None:
             self.moved()
         if self.lock is not None and not self.lock.hold(self._longest_publish()):
             raise self._lost_lock()
-        if self.tenure is not None:
-            self.tenure.prove()
+        if self.ownership is not None:
+            self.ownership.prove()
 
     def _longest_publish(self) -> float:
         destinations = self.dispatcher.destinations.values()
@@ -148,7 +148,7 @@ class SourceLoop:
         """Whoever does not hold the lock takes no slots either, so that its holder can have them all."""
         if self.lock is None or self.lock.hold(self._longest_publish()):
             return True
-        if self.tenure is not None and self.tenure.slots.epochs:
+        if self.ownership is not None and self.ownership.slots.epochs:
             raise self._lost_lock()
         return False
 
@@ -160,10 +160,10 @@ class SourceLoop:
         self._trying_again, self._probing = False, None
         if self.dispatcher.all_down():
             return NOTHING
-        if self.tenure is not None:
-            if not self.tenure.active:
+        if self.ownership is not None:
+            if not self.ownership.active:
                 return NOTHING
-            suspect = self.tenure.next_suspect()
+            suspect = self.ownership.next_suspect()
             if suspect is not None:
                 return self._claim_ids([suspect], token)
         rested = time.monotonic() >= self._again_after
@@ -249,7 +249,7 @@ class SourceLoop:
             self.source.statements.claim,
             token,
             {
-                "slots": self.tenure.active if self.tenure is not None else [],
+                "slots": self.ownership.active if self.ownership is not None else [],
                 "blocked": Texts(keys.blocked()),
                 "types": keys.blocked_types(),
                 "topics": [topic for topic, _ in topics],
@@ -286,7 +286,7 @@ class SourceLoop:
             self.source.keys.free(asked[head], head)
         return batch
 
-    def _upkeep(self) -> None:
+    def _chores(self) -> None:
         self._keep_slots()
         for destination in self.dispatcher.destinations.values():
             destination.probe()
@@ -295,22 +295,22 @@ class SourceLoop:
 
     def _keep_slots(self) -> None:
         now = time.monotonic()
-        grace_ends = self.tenure.grace_ends() if self.tenure is not None else None
-        if now < self._next_upkeep and (grace_ends is None or now < grace_ends):
+        grace_ends = self.ownership.grace_ends() if self.ownership is not None else None
+        if now < self._next_chores and (grace_ends is None or now < grace_ends):
             return
-        self._next_upkeep = now + UPKEEP_INTERVAL
+        self._next_chores = now + CHORES_INTERVAL
         if not self._may_work():
             return
-        if self.tenure is not None and self.tenure.take():
-            self._inherit(self.tenure)
+        if self.ownership is not None and self.ownership.take():
+            self._inherit(self.ownership)
         if now >= self._next_reap:
             self._next_reap = now + min(
                 self.source.settings.lease_timeout.total_seconds() / 4, LONGEST_REAP_INTERVAL
             )
             self._reap()
-        if self.tenure is not None:
+        if self.ownership is not None:
             # After all that can make an event dead.
-            self.tenure.look_for_parked()
+            self.ownership.look_for_parked()
 
     def _free_awaited(self) -> None:
         """Set free what waited for a destination that is back; its probe may have been another source's."""
@@ -329,7 +329,7 @@ class SourceLoop:
         if self.guard is not None:
             self.guard.drop_idle()
 
-    def _note(self, tenure: Tenure) -> Note | None:
+    def _handover_note(self, ownership: SlotOwnership) -> HandoverNote | None:
         """What the next shift would have to find out again."""
         self._free_awaited()
         keys = self.source.keys
@@ -339,16 +339,16 @@ class SourceLoop:
         if many:
             waiting = [one.model_copy(update={"keys": [], "types": []}) for one in waiting]
         # A key may become free between two shifts, and what stands behind its head lies below the mark.
-        mark = None if many or keys.heads or keys.parked or tenure.suspects else self.low.note()
+        mark = None if many or keys.heads or keys.parked or ownership.suspects else self.low.note()
         if not waiting and mark is None:
             return None
-        instance = tenure.slots.owner.instance
-        return Note(instance=instance, slots=tenure.active, waiting=waiting, mark=mark)
+        instance = ownership.slots.owner.instance
+        return HandoverNote(instance=instance, slots=ownership.active, waiting=waiting, mark=mark)
 
-    def _waiting(self, block: Block) -> Waiting:
+    def _waiting(self, block: Block) -> DestinationBacklog:
         keys, breaker = self.source.keys, self.dispatcher.breaker(block)
         closed = breaker or self.dispatcher.destinations[block.destination]
-        return Waiting(
+        return DestinationBacklog(
             **block._asdict(),
             fault=breaker.fault if breaker is not None else None,
             probes=list(keys.probes.get(block, ())),
@@ -360,10 +360,10 @@ class SourceLoop:
             types=list(keys.down_types.get(block, ())),
         )
 
-    def _inherit(self, tenure: Tenure) -> None:
-        if tenure.inherited is None:
+    def _inherit(self, ownership: SlotOwnership) -> None:
+        if ownership.inherited is None:
             return
-        (note, age), tenure.inherited = tenure.inherited, None
+        (note, age), ownership.inherited = ownership.inherited, None
         destinations = self.dispatcher.destinations
         if any(one.destination and one.destination not in destinations for one in note.waiting):
             return
@@ -374,7 +374,7 @@ class SourceLoop:
         if note.mark is not None and not self.source.keys.heads:
             self.low.resume(note.mark, age)
 
-    def _presume(self, block: Block, waiting: Waiting, age: float) -> None:
+    def _presume(self, block: Block, waiting: DestinationBacklog, age: float) -> None:
         """What the shift before us found closed is closed for us, too, and its probes go on in their rhythm."""
         probe_at = time.monotonic() + waiting.probe_in - age
         breaker = Breaker(waiting.reason, waiting.since, waiting.pause, waiting.fault, probe_at=probe_at)
@@ -391,11 +391,11 @@ class SourceLoop:
 
     def _reap(self) -> None:
         """Give back leases that ran out; where slots are owned, the owner of the first does it for all."""
-        if self.tenure is not None and 0 not in self.tenure.active:
+        if self.ownership is not None and 0 not in self.ownership.active:
             return
         source, settings = self.source, self.source.settings
         while True:
-            reaped = source.upkeep.reap(
+            reaped = source.maintenance.reap(
                 source.conn, settings.lease_timeout, settings.retry.max_attempts, settings.reap_batch_size
             )
             count = len(reaped.returned) + len(reaped.dead)
@@ -408,12 +408,12 @@ class SourceLoop:
 
     def _wake_in_time(self) -> None:
         """Retries, probes and graces end at known times: look then, not at the next poll."""
-        times = [self.tenure.grace_ends() if self.tenure is not None else None]
+        times = [self.ownership.grace_ends() if self.ownership is not None else None]
         if not self.dispatcher.all_down():
             times.append(self.source.keys.next_due())
             times.extend(self.dispatcher.next_probe(block) for block in self.source.keys.awaited())
         times.extend(destination.next_probe() for destination in self.dispatcher.destinations.values())
-        self.waking.next_look = min([self.waking.next_look, *(t for t in times if t is not None)])
+        self.waker.next_poll = min([self.waker.next_poll, *(t for t in times if t is not None)])
 
 
 def _waits(outcomes: Sequence[Outcome]) -> bool:

@@ -20,7 +20,7 @@ from datetime import datetime
 from math import inf
 
 from outspark.event import Event
-from outspark.relay.handover import Mark
+from outspark.relay.handover import LowWaterMark
 from outspark.relay.source import Source
 
 BEGINNING = datetime(1, 1, 1)
@@ -58,7 +58,7 @@ class LowWater:
     """When the last look from the beginning ended, how long it took, and when the next scheduled event is due."""
     _took: float = 0.0
     _due: float = inf
-    _freed: int = 0
+    _version: int = 0
     _draining: bool = False
     _full: bool = False
     _from_beginning: bool = True
@@ -81,7 +81,7 @@ class LowWater:
         """From where to look now."""
         if not self.source.statements.low_water:
             return BEGINNING
-        if self._freed != self.source.keys.freed:
+        if self._version != self.source.keys.version:
             self._mark = None
         now = time.monotonic()
         worth_a_mark = self._draining or self._asked is not None
@@ -90,7 +90,7 @@ class LowWater:
             self._check(now)
         self._from_beginning = self._mark is None or now >= self._expires()
         if self._from_beginning:
-            self._mark, self._due, self._freed = None, inf, self.source.keys.freed
+            self._mark, self._due, self._version = None, inf, self.source.keys.version
         if checks or (self._from_beginning and worth_a_mark):
             # Before the look: what falls due until then is found by it, what falls due later ends the mark.
             self._due = min(self._due, self._next_due())
@@ -125,12 +125,12 @@ class LowWater:
         if self._mark is not None and self._calm_since is not None:
             self._mark = max(self._mark, min(last, self._calm_since))
 
-    def note(self) -> Mark | None:
+    def note(self) -> LowWaterMark | None:
         """The mark, for the shift that comes after this one."""
-        if self._mark is None or self._calm_since is None or self._freed != self.source.keys.freed:
+        if self._mark is None or self._calm_since is None or self._version != self.source.keys.version:
             return None
         now = time.monotonic()
-        return Mark(
+        return LowWaterMark(
             at=self._mark,
             calm_since=self._calm_since,
             age=now - self._set,
@@ -139,13 +139,13 @@ class LowWater:
             full=self._full,
         )
 
-    def resume(self, mark: Mark, ago: float) -> None:
+    def resume(self, mark: LowWaterMark, ago: float) -> None:
         """Go on where the shift before us stopped so many seconds ago."""
         now = time.monotonic()
         self._mark, self._swept, self._calm_since = mark.at, mark.at, mark.calm_since
         self._set, self._took = now - ago - mark.age, mark.took
         self._due = now - ago + mark.due if mark.due is not None else inf
-        self._draining, self._full, self._freed = True, mark.full, self.source.keys.freed
+        self._draining, self._full, self._version = True, mark.full, self.source.keys.version
 
     def expires_in(self) -> float:
         """Seconds until the next look from the beginning."""

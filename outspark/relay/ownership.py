@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from outspark.database.slots import Slots, Taken
 from outspark.observability import metrics
-from outspark.relay.handover import Note
+from outspark.relay.handover import HandoverNote
 from outspark.relay.source import Source
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ ADOPTED = "the relay ended while this event was in flight"
 
 
 @dataclass(slots=True)
-class Tenure:
+class SlotOwnership:
     """`active` are the slots to claim from: owned, and past the grace after an owner that vanished."""
 
     source: Source
@@ -31,7 +31,7 @@ class Tenure:
     suspects: list[tuple[str, str | None]] = field(default_factory=list)
     """What a vanished owner had in flight, oldest first. They go out one by one, so that one that kills its lane is
     found out and those that travelled with it are not blamed."""
-    inherited: tuple[Note, float] | None = None
+    inherited: tuple[HandoverNote, float] | None = None
     """What the one before us noted, and how many seconds ago; for the loop to use once."""
     _graced: list[tuple[float, Taken]] = field(default_factory=list)
     _counted: set[str] = field(default_factory=set)
@@ -56,7 +56,9 @@ class Tenure:
     def look_for_parked(self) -> None:
         """Under `on_dead = "park"` the table says which keys stand behind a dead event."""
         if self.source.settings.on_dead == "park" and self.active:
-            rows = self.source.execute("park", self.source.statements.parked, {"slots": self.active})
+            rows = self.source.execute(
+                "park", self.source.statements.keys_behind_dead, {"slots": self.active}
+            )
             self.source.keys.park_only({key for (key,) in rows})
 
     def grace_ends(self) -> float | None:
@@ -78,7 +80,7 @@ class Tenure:
         if time.monotonic() - max(self.slots.proved, self.source.answered) > self.hold:
             self.slots.prove()
 
-    def leave(self, note: Note | None = None) -> None:
+    def leave(self, note: HandoverNote | None = None) -> None:
         # Slots still in their grace were never worked on: they stay as the one who vanished left them.
         self.slots.leave(self.active, note.model_dump_json() if note is not None else None)
         self.active, self._graced, self.inherited = [], [], None
@@ -112,9 +114,9 @@ class Tenure:
         self.active = sorted({*self.active, *slots})
         now = time.monotonic()
         # These slots may hold older events than those the last claim looked at.
-        self.source.keys.freed += 1
+        self.source.keys.version += 1
         for head, key, seconds in self.source.execute(
-            "take", self.source.statements.waiting, {"slots": slots}
+            "take", self.source.statements.keys_in_backoff, {"slots": slots}
         ):
             self.source.keys.wait_for_retry(key, head, now + seconds)
         self.look_for_parked()
@@ -124,13 +126,13 @@ class Tenure:
             self._adopt(unclean)
             self.slots.begin(unclean)
 
-    def _note(self, ready: list[Taken]) -> tuple[Note, float] | None:
+    def _note(self, ready: list[Taken]) -> tuple[HandoverNote, float] | None:
         """The note of the one before us, if it is of this run and about just the slots that we own now."""
         text, age = ready[0].note, ready[0].age
         if text is None or age is None or not all(taken.clean for taken in ready):
             return None
         try:
-            note = Note.model_validate_json(text)
+            note = HandoverNote.model_validate_json(text)
         except ValidationError:
             return None
         if note.instance != self.slots.owner.instance or note.slots != self.active:
@@ -170,7 +172,9 @@ class Tenure:
             "max_attempts": self.source.settings.retry.max_attempts,
             "error": ADOPTED,
         }
-        rows = self.source.execute("adopt", self.source.statements.count, {**parameters, **self.fence()})
+        rows = self.source.execute(
+            "adopt", self.source.statements.count_attempt, {**parameters, **self.fence()}
+        )
         if any(dead for _, dead in rows):
             self.source.count("dead", 1)
             if key is not None and self.source.settings.on_dead == "park":

@@ -33,27 +33,27 @@ from outspark.observability.otel import Tracing
 from outspark.relay.assembly import relay_lock
 from outspark.relay.loop import SourceLoop
 from outspark.relay.low_water import LowWater
-from outspark.relay.ownership import Tenure
+from outspark.relay.ownership import SlotOwnership
 from outspark.relay.settle import Settler
 from outspark.relay.source import Source
-from outspark.relay.spec import LaneSpec, Share
+from outspark.relay.spec import RelayLaneSpec, SourceSlots
 from outspark.relay.waking import Doorbell, Polling
 
 log = logging.getLogger(__name__)
 
 BATON_POLL = 0.05
 QUICK_CONNECT, CONNECT_POLL = 0.05, 0.02
-"""Seconds that the other desks wait for a connection; one that takes longer is looked after again and again."""
+"""Seconds that the lane's other sessions wait for a connection; one that takes longer is polled."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 @dataclass(slots=True)
-class Desk:
-    """Survives the loss of its database: it closes, waits and opens again, and the lane's other desks go on."""
+class DatabaseSession:
+    """Survives the loss of its database: it closes, waits and opens again, and the lane's other sessions go on."""
 
-    spec: LaneSpec
+    spec: RelayLaneSpec
     url: str
-    shares: list[Share]
+    sources: list[SourceSlots]
     destinations: Mapping[str, Destination]
     tally: Tally
     tracing: Tracing
@@ -95,12 +95,12 @@ class Desk:
         except psycopg.Error as error:
             self._close(error)
 
-    def next_look(self) -> float:
+    def next_poll(self) -> float:
         if self.released:
             return float("inf")
         if self.conn is None or not self.holds_baton:
             return self.next_try
-        return min((loop.waking.next_look for loop in self.loops), default=self.next_try)
+        return min((loop.waker.next_poll for loop in self.loops), default=self.next_try)
 
     def release(self) -> None:
         """Finish in good order: leave the slots, unlock all, tell the next shift. The connection is kept."""
@@ -132,7 +132,7 @@ class Desk:
 
     def taking_over(self) -> bool:
         """A grace would begin anew with the next shift and suspects would travel with others, so this one ends it."""
-        return any(loop.tenure is not None and loop.tenure.taking_over() for loop in self.loops)
+        return any(loop.ownership is not None and loop.ownership.taking_over() for loop in self.loops)
 
     def abandon(self) -> None:
         """Drop the connection as it is: its locks go, and what was in flight is the next owner's to adopt."""
@@ -148,14 +148,14 @@ class Desk:
         if not self.holds_baton and not self._take_baton():
             return 0
         now = time.monotonic()
-        return sum(self._step_of(loop) for loop in self.loops if loop.waking.next_look <= now)
+        return sum(self._step_of(loop) for loop in self.loops if loop.waker.next_poll <= now)
 
     def _step_of(self, loop: SourceLoop) -> int:
         self.moved()
         return loop.step()
 
     def _connect(self) -> bool:
-        """Begin to connect, or see how far that is; True when it is done. The other desks are not held up by it."""
+        """Begin to connect, or see how far that is; True when done. The lane's other sessions are not delayed."""
         patience = 0.0
         if self._connecting is None:
             name = f"outspark {self.spec.relay.id} lane {self.spec.lane}"
@@ -177,7 +177,7 @@ class Desk:
         self.conn = conn
         conn.add_notify_handler(self._heard)
         control.listen(conn, self.spec.channel)
-        self.loops = [self._loop(conn, share) for share in self.shares]
+        self.loops = [self._loop(conn, assigned) for assigned in self.sources]
         for loop in self.loops:
             loop.warm()
         control.say(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
@@ -195,7 +195,7 @@ class Desk:
 
     def _heard(self, notify: Notify) -> None:
         if notify.channel in self.bells:
-            self.bells[notify.channel].waking.ring()
+            self.bells[notify.channel].waker.ring()
         elif notify.payload == control.STOP:
             self.stopped = True
         elif notify.payload == control.free(self.spec.lane):
@@ -210,7 +210,7 @@ class Desk:
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege)
         what = "lost the database" if lost else "not allowed" if refused else "cannot work on the sources"
         # Every lane of the relay meets this, shift after shift: the driver tells it once for all of them.
-        sources = ", ".join(share.name for share in self.shares)
+        sources = ", ".join(assigned.name for assigned in self.sources)
         self.trouble.raise_(f"{what}; trying again: {sources}", self.problem)
         self._count_rings()
         process.discard(self.url)
@@ -220,26 +220,26 @@ class Desk:
 
     def _count_rings(self) -> None:
         for loop in self.loops:
-            if isinstance(loop.waking, Doorbell) and loop.waking.rings:
-                self.tally.add(DOORBELL_RINGS_TOTAL, loop.waking.rings, source=loop.source.name)
+            if isinstance(loop.waker, Doorbell) and loop.waker.rings:
+                self.tally.add(DOORBELL_RINGS_TOTAL, loop.waker.rings, source=loop.source.name)
 
-    def _loop(self, conn: Connection, share: Share) -> SourceLoop:
-        spec, settings = self.spec, share.settings
+    def _loop(self, conn: Connection, assigned: SourceSlots) -> SourceLoop:
+        spec, settings = self.spec, assigned.settings
         contract = contracts.get(settings.contract)
         table = resolve(conn, TableName.parse(settings.table))
         findings = contract.check_table(conn, table, settings.jeap.ignore)
         refuse_errors(table, findings)
-        statements = contract.lane_statements(table, settings, conn)
+        statements = contract.relay_statements(table, settings, conn)
         if any(finding.lacks_index for finding in findings):
             # A batch is found by its ids then: the primary key is always there.
             statements = replace(statements, deliver_all=statements.deliver)
-        source = Source(share.name, settings, conn, statements, contract.upkeep(table), self.tally)
-        tenure = self._tenure(source, table, share.slots) if settings.ordering == "key" else None
-        router = Router(spec.routes, spec.destinations, share.name)
+        source = Source(assigned.name, settings, conn, statements, contract.maintenance(table), self.tally)
+        ownership = self._ownership(source, table, assigned.slots) if settings.ordering == "key" else None
+        router = Router(spec.routes, spec.destinations, assigned.name)
         deliveries = Deliveries(conn, table) if router.fans_out else None
         if deliveries is not None:
             deliveries.prepare()
-        guard = process.guard(spec.instance, share.name, settings)
+        guard = process.guard(spec.instance, assigned.name, settings)
         dispatcher = Dispatcher(
             router=router,
             destinations=self.destinations,
@@ -247,30 +247,30 @@ class Desk:
             ordered=settings.ordering == "key",
             tally=self.tally,
             tracing=self.tracing,
-            envelopes=_envelopes(spec.destinations, share.name),
+            envelopes=_envelopes(spec.destinations, assigned.name),
             guarded=settings.on_unroutable == "wait",
             paused=guard.paused,
             trouble=self.trouble,
         )
         loop = SourceLoop(
             source=source,
-            tenure=tenure,
+            ownership=ownership,
             dispatcher=dispatcher,
-            settler=Settler(source, tenure, deliveries, guard, self.trouble),
+            settler=Settler(source, ownership, deliveries, guard, self.trouble),
             guard=guard,
             moved=self.moved,
             deliveries=deliveries,
             lock=relay_lock(conn, table, settings, spec.relay.id, spec.instance),
-            waking=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
+            waker=self._waking(conn, table, settings.doorbell, settings.poll_interval.total_seconds()),
             low=LowWater(source),
             token_prefix=f"{TOKEN_PREFIX}{spec.relay.id}/{spec.instance}/{spec.lane}/{spec.shift}",
         )
-        if isinstance(loop.waking, Doorbell):
+        if isinstance(loop.waker, Doorbell):
             self.bells[bell_channel(table)] = loop
             control.listen(conn, bell_channel(table))
         return loop
 
-    def _tenure(self, source: Source, table: TableName, wanted: tuple[int, ...]) -> Tenure:
+    def _ownership(self, source: Source, table: TableName, wanted: tuple[int, ...]) -> SlotOwnership:
         relay = self.spec.relay
         owner = Owner.here(relay.id, self.spec.instance, self.spec.lane)
         slots = Slots(source.conn, table, wanted, source.settings.slots, owner)
@@ -278,7 +278,7 @@ class Desk:
         longest = max((destination.timeout for destination in self.destinations.values()), default=0.0)
         hold = relay.hold.total_seconds()
         grace = relay.grace.total_seconds() if relay.grace is not None else hold + longest + 1.0
-        return Tenure(source, slots, hold, grace)
+        return SlotOwnership(source, slots, hold, grace)
 
     def _waking(
         self, conn: Connection, table: TableName, wanted: bool, interval: float

@@ -31,7 +31,7 @@ from outspark.outcome import (
     all_delivered,
 )
 from outspark.redaction import storable
-from outspark.relay.ownership import Tenure
+from outspark.relay.ownership import SlotOwnership
 from outspark.relay.source import Batch, Source
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ def waits_for(event: Event, outcome: Retry, destination: Destination | None) -> 
 
 @dataclass(slots=True)
 class Settler:
-    """Settles the batches of one source. Without a tenure keys mean nothing, and only tokens fence."""
+    """Settles the batches of one source. Without an ownership keys mean nothing, and only tokens fence."""
 
     source: Source
-    tenure: Tenure | None
+    ownership: SlotOwnership | None
     deliveries: Deliveries | None = None
     guard: DeadGuard | None = None
     trouble: Trouble = field(default_factory=Trouble)
@@ -130,8 +130,8 @@ class Settler:
             with self.source.conn.transaction():
                 changed = self._deliver(statements.deliver, batch, delivered) if delivered else 0
                 changed += self._put_back(rest, batch.token)
-        if changed == 0 and self.tenure is not None:
-            self.tenure.slots.prove()
+        if changed == 0 and self.ownership is not None:
+            self.ownership.slots.prove()
         return changed
 
     def _deliver(self, statement: str, batch: Batch, ids: list[str]) -> int:
@@ -153,12 +153,12 @@ class Settler:
         return self.source.change("settle", self.source.statements.settle, parameters)
 
     def _fence(self) -> dict[str, Any]:
-        return NO_FENCE if self.tenure is None else self.tenure.fence()
+        return NO_FENCE if self.ownership is None else self.ownership.fence()
 
     def _settlement(self, event: Event, outcome: Outcome, destination: Destination | None) -> Settlement:
         match outcome:
             case Held():
-                return Settlement(event.id, "ready")
+                return Settlement(event.id, "pending")
             case Skipped(reason):
                 self.source.keys.free(event.order_key, event.id)
                 return Settlement(event.id, "done", error=storable(f"skipped: {reason}"))
@@ -169,7 +169,7 @@ class Settler:
             case Retry(error, counted=False):
                 block = waits_for(event, outcome, destination)
                 self.source.keys.wait_for(block, self._key(event), event)
-                return Settlement(event.id, "ready", error=storable(error))
+                return Settlement(event.id, "pending", error=storable(error))
             case Retry():
                 return self._retry(event, outcome)
             case Delivered():
@@ -189,7 +189,7 @@ class Settler:
         key = self._key(event)
         if key is not None:
             self.source.keys.wait_for_retry(key, event.id, time.monotonic() + wait.total_seconds())
-        return Settlement(event.id, "ready", counted=True, wait=wait, error=storable(outcome.error))
+        return Settlement(event.id, "pending", counted=True, wait=wait, error=storable(outcome.error))
 
     def _dead(self, event: Event, error: str, kind: DeadKind = "other") -> Settlement:
         self.source.keys.free(event.order_key, event.id)
@@ -213,7 +213,7 @@ class Settler:
             self.trouble.raise_(cause, f"{dead[0].error}; the last were {ids}", len(dead))
 
     def _key(self, event: Event) -> str | None:
-        return None if self.tenure is None else event.order_key
+        return None if self.ownership is None else event.order_key
 
     def _count(self, delivered: Sequence[Event], outcomes: Sequence[Outcome], lost: int) -> None:
         name, tally = self.source.name, self.source.tally

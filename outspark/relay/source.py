@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from outspark.config.settings import SourceSettings
-from outspark.contracts.contract import LaneStatements
-from outspark.contracts.maintenance import Upkeep
+from outspark.contracts.contract import RelayStatements
+from outspark.contracts.maintenance import TableMaintenance
 from outspark.database.session import Connection
 from outspark.event import Event
 from outspark.observability import metrics
@@ -37,8 +37,8 @@ class Source:
     name: str
     settings: SourceSettings
     conn: Connection
-    statements: LaneStatements
-    upkeep: Upkeep
+    statements: RelayStatements
+    maintenance: TableMaintenance
     tally: Tally
     keys: BlockedKeys = field(default_factory=BlockedKeys)
     answered: float = 0.0

@@ -11,11 +11,11 @@ from outspark.config.settings import (
     Settings,
     SourceSettings,
 )
-from outspark.hosting.spec import HostedSpec
+from outspark.hosting.spec import LaneSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SourceSlots:
     """The part of one source that a lane works on; no slots where ordering is "none"."""
 
     name: str
@@ -24,21 +24,21 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSpec(HostedSpec):
+class RelayLaneSpec(LaneSpec):
     """A lane of a relay."""
 
-    shares: tuple[Share, ...]
+    sources: tuple[SourceSlots, ...]
     destinations: Mapping[str, DestinationSettings]
     routes: tuple[RouteSettings, ...]
 
 
-def share_out(settings: Settings, instance: str, environ: Mapping[str, str]) -> list[LaneSpec]:
+def assign_slots(settings: Settings, instance: str, environ: Mapping[str, str]) -> list[RelayLaneSpec]:
     """Spread the slots of all sources over the lanes, as evenly as they go.
 
     Two sources of 3 slots on 2 lanes: lane 0 gets a0 a2 b1, lane 1 gets a1 b0 b2. Sources without slots go to
     every lane. Fewer slots than lanes leave the last lanes out.
     """
-    lanes: list[dict[str, list[int]]] = [{} for _ in range(settings.relay.lanes)]
+    lanes: list[dict[str, list[int]]] = [{} for _ in range(settings.hosting.lanes)]
     turn = 0
     for name, source in settings.sources.items():
         if source.ordering == "none":
@@ -49,11 +49,14 @@ def share_out(settings: Settings, instance: str, environ: Mapping[str, str]) -> 
             lanes[turn % len(lanes)].setdefault(name, []).append(slot)
             turn += 1
     return [
-        LaneSpec(
+        RelayLaneSpec(
+            hosting=settings.hosting,
             relay=settings.relay,
             instance=instance,
             lane=number,
-            shares=tuple(Share(name, settings.sources[name], tuple(slots)) for name, slots in lane.items()),
+            sources=tuple(
+                SourceSlots(name, settings.sources[name], tuple(slots)) for name, slots in lane.items()
+            ),
             destinations=settings.destinations,
             routes=tuple(settings.routes),
             environ=environ,
@@ -63,9 +66,9 @@ def share_out(settings: Settings, instance: str, environ: Mapping[str, str]) -> 
     ]
 
 
-def databases(shares: Sequence[Share]) -> dict[str, list[Share]]:
+def databases(sources: Sequence[SourceSlots]) -> dict[str, list[SourceSlots]]:
     """Shares by the database they are in: a lane has one connection to each."""
-    grouped: dict[str, list[Share]] = {}
-    for share in shares:
-        grouped.setdefault(share.settings.url.get_secret_value(), []).append(share)
+    grouped: dict[str, list[SourceSlots]] = {}
+    for assigned in sources:
+        grouped.setdefault(assigned.settings.url.get_secret_value(), []).append(assigned)
     return grouped

@@ -26,27 +26,27 @@ class Polling:
     """Adaptive polling of one source."""
 
     interval: float
-    next_look: float = 0.0
+    next_poll: float = 0.0
     _empty: int = 0
     _wait: float = QUICK
     _looked: float = 0.0
 
-    def worked(self, more: bool) -> None:
-        self._empty, self._wait, self.next_look = 0, QUICK, 0.0
+    def after_batch(self, more: bool) -> None:
+        self._empty, self._wait, self.next_poll = 0, QUICK, 0.0
 
-    def found_nothing(self) -> None:
+    def after_empty_poll(self) -> None:
         self._empty += 1
         if self._empty > PATIENCE:
             self._wait = min(self._wait * GROWTH, self.interval)
         wait = min(self._wait, self.interval)
         # From look to look, whatever a look takes; but a database that is slow to answer is left alone for half of it.
-        self.next_look = max(self._looked + wait, time.monotonic() + wait / 2)
+        self.next_poll = max(self._looked + wait, time.monotonic() + wait / 2)
 
-    def about_to_look(self) -> None:
+    def before_poll(self) -> None:
         self._looked = time.monotonic()
 
     def ring(self) -> None:
-        self.next_look = 0.0
+        self.next_poll = 0.0
 
     def release(self) -> None:
         """Nothing to let go of."""
@@ -66,7 +66,7 @@ class Doorbell:
     lane: int
     interval: float
     look_again: bool = True
-    next_look: float = 0.0
+    next_poll: float = 0.0
     rings: int = 0
     _asleep: bool = False
     _looked: bool = False
@@ -74,27 +74,27 @@ class Doorbell:
     _busy: int = 0
     _wait: float = SHORTEST
 
-    def about_to_look(self) -> None:
+    def before_poll(self) -> None:
         # A ring that arrives while a look is under way may be for a row that this look cannot see.
         self._rung = False
 
-    def worked(self, more: bool) -> None:
+    def after_batch(self, more: bool) -> None:
         """`more` says that the look may have left something behind. Otherwise who came later has rung.
 
         A lane that is awake leaves writers time between looks: what it takes from the machine, it takes from them.
         """
         if self._asleep and not (more or self._rung):
-            self._busy, self.next_look = 0, time.monotonic() + self.interval
+            self._busy, self.next_poll = 0, time.monotonic() + self.interval
             return
         self._busy += 1
         if self._asleep and self._busy >= 2:
             self.release()
         if more or self._asleep:
-            self.next_look = 0.0
+            self.next_poll = 0.0
         else:
             self._pause()
 
-    def found_nothing(self) -> None:
+    def after_empty_poll(self) -> None:
         self._busy = 0
         if not self._asleep:
             self._asleep = self._try()
@@ -104,13 +104,13 @@ class Doorbell:
                 return
             self._wait = SHORTEST
         if self._rung or not self._looked:
-            self._looked, self.next_look = True, 0.0
+            self._looked, self.next_poll = True, 0.0
             return
-        self.next_look = time.monotonic() + self.interval
+        self.next_poll = time.monotonic() + self.interval
 
     def ring(self) -> None:
         self.rings += 1
-        self._rung, self.next_look = True, 0.0
+        self._rung, self.next_poll = True, 0.0
 
     def release(self) -> None:
         if self._asleep:
@@ -118,7 +118,7 @@ class Doorbell:
             self._asleep = False
 
     def _pause(self) -> None:
-        self.next_look = time.monotonic() + self._wait
+        self.next_poll = time.monotonic() + self._wait
         self._wait = min(self._wait * 2, QUICK)
 
     def _try(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from outspark.config.settings import Settings
 from outspark.errors import ExtraMissing
-from outspark.hosting.spec import HostedSpec
+from outspark.hosting.spec import LaneSpec
 from outspark.maintenance.partitions import PartitionKeeper
 from outspark.observability import metrics, otel
 from outspark.observability.causes import Causes
@@ -40,16 +40,16 @@ CALM = 5.0
 """Seconds more than a shift after which an outage that nobody reports any more is over."""
 
 
-class LanesApp(ABC):
+class SparkApplication(ABC):
     """Lanes hosted on Spark. `start` returns when they are submitted, `stop` when they have ended in good order."""
 
-    what = "application"
+    kind = "application"
 
-    def __init__(self, settings: Settings, instance: str, specs: Sequence[HostedSpec]) -> None:
+    def __init__(self, settings: Settings, instance: str, specs: Sequence[LaneSpec]) -> None:
         self.settings = settings
         self.instance = instance
         self.tally = Tally()
-        self.causes = Causes(calm=settings.relay.shift.total_seconds() + CALM)
+        self.causes = Causes(calm=settings.hosting.shift.total_seconds() + CALM)
         self.stopping = threading.Event()
         self.started = time.time()
         self.spark: SparkSession | None = None
@@ -68,7 +68,7 @@ class LanesApp(ABC):
 
     def start(self) -> None:
         self._preflight()
-        self.spark = spark = open_session(self.settings.relay, len(self._specs))
+        self.spark = spark = open_session(self.settings.hosting, self.settings.relay.id, len(self._specs))
         lanes = len(self._specs)
         for number, spec in enumerate(self._specs):
             shifts = Shifts(
@@ -85,14 +85,14 @@ class LanesApp(ABC):
             self._shifts.append(shifts)
             self._threads.append(thread)
             thread.start()
-        for name, work in self._beside().items():
+        for name, work in self._background_threads().items():
             threading.Thread(target=work, args=(self.stopping,), name=f"outspark-{name}", daemon=True).start()
-        log.info(f"{self.what} is running", extra={"relay": self.settings.relay.id, "lanes": lanes})
+        log.info(f"{self.kind} is running", extra={"relay": self.settings.relay.id, "lanes": lanes})
 
     def stop(self) -> None:
         """Finish the batches in flight; cancel what does not end in time."""
         self.stopping.set()
-        deadline = time.monotonic() + self.settings.relay.shutdown_timeout.total_seconds()
+        deadline = time.monotonic() + self.settings.hosting.shutdown_timeout.total_seconds()
         if self._threads:
             self._say_stop()
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
@@ -110,7 +110,7 @@ class LanesApp(ABC):
             self._export.stop()
         if self.spark is not None:
             close_session(self.spark)
-        log.info(f"{self.what} has stopped")
+        log.info(f"{self.kind} has stopped")
 
     def _await_orphans(self, deadline: float) -> bool:
         """Lanes outlive Spark for the batch they have in their hands. True when none can be at work any more."""
@@ -129,11 +129,11 @@ class LanesApp(ABC):
         """Spark has ended under us: stop, and start again in a new process."""
         return any(shifts.lost for shifts in self._shifts)
 
-    # What the server asks (outspark.server.RelayView)
+    # What the server asks (outspark.server.StatusView)
 
     def healthy(self) -> list[str]:
         if self.stopping.is_set():
-            return [f"the {self.what} is stopping"]
+            return [f"the {self.kind} is stopping"]
         return [
             f"lane {shifts.spec.lane}: {shifts.stuck or shifts.problem or 'not running'}"
             for shifts in self._shifts
@@ -189,7 +189,7 @@ class LanesApp(ABC):
     @abstractmethod
     def _gauge(self) -> None: ...
 
-    def _beside(self) -> Mapping[str, Callable[[threading.Event], None]]:
+    def _background_threads(self) -> Mapping[str, Callable[[threading.Event], None]]:
         """What else runs in threads of the driver until it is told to stop."""
         keeper = PartitionKeeper.of(self.settings)
         kept = {} if keeper is None else {"partitions": keeper.run}
@@ -197,7 +197,7 @@ class LanesApp(ABC):
 
     def _watch(self, stopping: threading.Event) -> None:
         """A lane that hangs cannot say so, but its shift does not end."""
-        limit = self.settings.relay.stuck_after.total_seconds()
+        limit = self.settings.hosting.stuck_after.total_seconds()
         while not stopping.wait(WATCH):
             for shifts in self._shifts:
                 self._look_at(shifts, limit)
@@ -213,7 +213,7 @@ class LanesApp(ABC):
         shifts.stuck = f"stuck in {where}, {late:.0f} s after its time"
         self.causes.raise_(STUCK, f"lane {lane}: {shifts.stuck}", count, who=who, level=logging.ERROR)
 
-    def _where(self, spec: HostedSpec, limit: float) -> str | None:
+    def _where(self, spec: LaneSpec, limit: float) -> str | None:
         """None for one that moves, and only lacks relief or has not been started yet."""
         # Later than the lane would say it itself, if it can.
         silent = {"class": spec.baton[0], "lane": spec.lane, "seconds": limit + SILENCE}

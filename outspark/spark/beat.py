@@ -24,9 +24,9 @@ import outspark
 from outspark.database.connecting import Connecting
 from outspark.database.session import connect
 from outspark.errors import OutsparkError
-from outspark.hosting.spec import HostedSpec
-from outspark.inbox.lane import InboxSpec
-from outspark.relay.spec import LaneSpec
+from outspark.hosting.spec import LaneSpec
+from outspark.inbox.lane import InboxLaneSpec
+from outspark.relay.spec import RelayLaneSpec
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,13 @@ _OURS = f"{Path(outspark.__file__).parent}{os.sep}"
 _STANDARD = sysconfig.get_path("stdlib")
 
 
-def prefix(spec: HostedSpec) -> str:
+def prefix(spec: LaneSpec) -> str:
     """How the name of such a session begins; the place comes after it."""
     return f"outspark {spec.instance} lane {spec.lane} in "
 
 
 @contextmanager
-def beating(spec: HostedSpec, give_up: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def beating(spec: LaneSpec, give_up: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Gives what the lane has to call as long as it moves. `give_up` is called when it hung for twice the limit."""
     beat = _Beat(spec, threading.get_ident(), give_up)
     thread = threading.Thread(target=beat.run, name="outspark-beat", daemon=True)
@@ -68,9 +68,9 @@ def beating(spec: HostedSpec, give_up: Callable[[], None]) -> Iterator[Callable[
 
 
 class _Beat:
-    def __init__(self, spec: HostedSpec, lane: int, give_up: Callable[[], None]) -> None:
+    def __init__(self, spec: LaneSpec, lane: int, give_up: Callable[[], None]) -> None:
         self._spec, self._lane, self._give_up = spec, lane, give_up
-        self._after = spec.relay.stuck_after.total_seconds()
+        self._after = spec.hosting.stuck_after.total_seconds()
         self._last = time.monotonic()
         self._telling: Connecting | None = None
         self.ended = threading.Event()
@@ -80,12 +80,12 @@ class _Beat:
 
     def run(self) -> None:
         while not self.ended.wait(POLL):
-            still = time.monotonic() - self._last
-            if still >= 2 * self._after:
+            hide_from_planner = time.monotonic() - self._last
+            if hide_from_planner >= 2 * self._after:
                 where = place(sys._current_frames().get(self._lane))
                 log.error("lane gives its process up", extra={"lane": self._spec.lane, "stuck": where})
                 self._give_up()
-            if still < self._after:
+            if hide_from_planner < self._after:
                 self._tell_no_more()
             elif self._telling is None:
                 self._tell()
@@ -127,10 +127,10 @@ def _is_pythons(path: str) -> bool:
     return path.startswith((_STANDARD, "<frozen")) and "site-packages" not in path
 
 
-def _url(spec: HostedSpec) -> str:
+def _url(spec: LaneSpec) -> str:
     match spec:
-        case LaneSpec():
-            return spec.shares[0].settings.url.get_secret_value()
-        case InboxSpec():
+        case RelayLaneSpec():
+            return spec.sources[0].settings.url.get_secret_value()
+        case InboxLaneSpec():
             return spec.settings.url.get_secret_value()
     raise TypeError(f"no database is known of {type(spec).__name__}")

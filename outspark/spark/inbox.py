@@ -16,7 +16,7 @@ from outspark.contracts import privileges
 from outspark.contracts.maintenance import Stats
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_guard import PausedType, paused_types
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.contracts.omnibox.table import check_table
 from outspark.database.check import refuse_errors
 from outspark.database.names import TableName
@@ -25,21 +25,21 @@ from outspark.inbox.lane import Task, inbox_lanes
 from outspark.inbox.router import load_router
 from outspark.observability import metrics, otel
 from outspark.redaction import redact
-from outspark.spark.app import LanesApp
+from outspark.spark.app import SparkApplication
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
 from outspark.spark.monitor import COUNT_PATIENCE, as_json
 from outspark.spark.refusals import Preflight
 
 CHECK_TIMEOUT = 2.0
-TASK_NEEDS: dict[Task, str] = {"take": "INSERT", "work": "UPDATE"}
+TASK_NEEDS: dict[Task, str] = {"consume": "INSERT", "handle": "UPDATE"}
 """What each needs besides SELECT."""
 
 
-class InboxApp(LanesApp):
-    """The lanes of some inboxes. `tasks` are what they do: "take", "work" or both."""
+class InboxApp(SparkApplication):
+    """The lanes of some inboxes. `tasks` are what they do: "consume", "handle" or both."""
 
-    what = "inbox"
+    kind = "inbox"
 
     def __init__(self, settings: Settings, names: Sequence[str], tasks: Sequence[Task]) -> None:
         instance = secrets.token_hex(4)
@@ -82,9 +82,9 @@ class InboxApp(LanesApp):
         return {**super().stats(), "inboxes": inboxes}
 
     def _preflight(self) -> None:
-        preflight = Preflight("inbox", wait=self.settings.relay.wait_for_database)
+        preflight = Preflight("inbox", wait=self.settings.hosting.wait_for_database)
         for name, inbox in self._inboxes.items():
-            if "work" in self._tasks and inbox.app is not None:
+            if "handle" in self._tasks and inbox.app is not None:
                 load_router(inbox.app)
             try:
                 self._look(name, inbox)
@@ -104,7 +104,7 @@ class InboxApp(LanesApp):
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:
         """To open a feed finds out about wrong options; whether its broker answers, only a check."""
-        if "take" not in self._tasks or inbox.feed is None:
+        if "consume" not in self._tasks or inbox.feed is None:
             return
         feed = open_feed(inbox.feed, inbox.group, f"{self.settings.relay.id}-{name}-check")
         try:
@@ -138,7 +138,7 @@ class InboxApp(LanesApp):
 
     def _paused(self) -> dict[str, list[PausedType]]:
         """What workers have paused in each inbox that is handled here, and that can be asked now."""
-        if "work" not in self._tasks:
+        if "handle" not in self._tasks:
             return {}
         guarded = {
             name: url for name, url in self._urls().items() if self._inboxes[name].work.dead_guard.events
@@ -160,7 +160,7 @@ class InboxApp(LanesApp):
         inbox = self._inboxes[name]
         with self._counting.use(inbox.url.get_secret_value()) as conn:
             table = resolve_inbox(conn, TableName.parse(inbox.table))
-            return InboxUpkeep(table, inbox.group).stats(conn, exact=False)
+            return InboxMaintenance(table, inbox.group).stats(conn, exact=False)
 
     def _urls(self) -> dict[str, str]:
         return {name: inbox.url.get_secret_value() for name, inbox in self._inboxes.items()}

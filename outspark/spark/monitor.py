@@ -70,7 +70,7 @@ class Monitor:
         """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
         for name in self.settings.destinations:
             self._publisher(name)
-        preflight = Preflight("source", wait=self.settings.relay.wait_for_database)
+        preflight = Preflight("source", wait=self.settings.hosting.wait_for_database)
         for name, source in self.settings.sources.items():
             try:
                 self._look(name, source)
@@ -214,14 +214,16 @@ class Monitor:
         source = self.settings.sources[name]
         with self._counting.use(source.url.get_secret_value()) as conn:
             table = resolve(conn, TableName.parse(source.table))
-            return contracts.get(source.contract).upkeep(table).stats(conn, exact=False)
+            return contracts.get(source.contract).maintenance(table).stats(conn, exact=False)
 
     def _gauges(self, name: str) -> list[Gauge]:
         source = self.settings.sources[name]
         with self._counting.use(source.url.get_secret_value()) as conn:
-            upkeep = contracts.get(source.contract).upkeep(resolve(conn, TableName.parse(source.table)))
-            stats = upkeep.stats(conn, exact=False)
-            others = upkeep.gauges(conn, stats)
+            maintenance = contracts.get(source.contract).maintenance(
+                resolve(conn, TableName.parse(source.table))
+            )
+            stats = maintenance.stats(conn, exact=False)
+            others = maintenance.gauges(conn, stats)
         age = stats.oldest_age.total_seconds() if stats.oldest_age else 0.0
         pending = Gauge(metrics.PENDING_COUNT, stats.pending)
         return [pending, Gauge(metrics.OLDEST_AGE_SECONDS, age), *others]

@@ -50,7 +50,7 @@ class Patience:
             publishes = max(publishes, self._all)
         return max(self.interval, sleeps, publishes + SLACK)
 
-    def still(self, source: SourceSettings) -> float:
+    def hide_from_planner(self, source: SourceSettings) -> float:
         """The event that is next: each source that a lane has may take the time of a whole batch."""
         batch = self._all
         if source.ordering == "key" and not self.in_order:
@@ -63,14 +63,14 @@ class Patience:
         """The event that is next while no event of its source is in flight."""
         if len(self.settings.sources) > 1:
             # The lane may be at work on another source.
-            return self.still(source)
+            return self.hide_from_planner(source)
         return max(self.interval, source.poll_interval.total_seconds() + SLACK)
 
     def unknown(self, source: SourceSettings) -> float:
         """The message that is next, where nothing tells whether it waits for its next try."""
-        reports = 2 * (self.settings.relay.shift.total_seconds() + LEAD)
+        reports = 2 * (self.settings.hosting.shift.total_seconds() + LEAD)
         waits = source.retry.max_delay.total_seconds() * (1 + source.retry.jitter)
-        return self.still(source) + waits + reports
+        return self.hide_from_planner(source) + waits + reports
 
     @property
     def _longest(self) -> float:

@@ -83,7 +83,7 @@ class Progress:
         self, conn: psycopg.Connection[Any], table: TableName, settled: float, now: float
     ) -> Iterator[str]:
         every = set(range(self.source.slots))
-        oldest = contracts.get(self.source.contract).lane_statements(table, self.source, conn).oldest
+        oldest = contracts.get(self.source.contract).relay_statements(table, self.source, conn).oldest
         if self.source.ordering == "none":
             yield from self._judge_lanes(conn, None)
             yield from self._judge_head(self._oldest(conn, oldest, every), settled, now)
@@ -141,7 +141,9 @@ class Progress:
         idle = self.source.lease == "row" and not in_flight
         idle_since = (head.idle_since or now) if idle else None
         self._head = head = _Head(id, head.since, idle_since, head.settled)
-        patience = self.patience.unknown(self.source) if unknown else self.patience.still(self.source)
+        patience = (
+            self.patience.unknown(self.source) if unknown else self.patience.hide_from_planner(self.source)
+        )
         resting = idle_since is not None and now - idle_since >= self.patience.unclaimed(self.source)
         if resting or now - head.since >= patience:
             yield f"its lanes deliver nothing, and an event has been due for {seconds:.0f} s"

@@ -14,18 +14,18 @@ from outspark.database.shedlock import holder
 from outspark.maintenance.jeap_housekeeping import Housekeeper
 from outspark.observability import metrics, otel
 from outspark.redaction import redact
-from outspark.relay.spec import share_out
-from outspark.spark.app import LanesApp
+from outspark.relay.spec import assign_slots
+from outspark.spark.app import SparkApplication
 from outspark.spark.closed import Closed, tell
 from outspark.spark.monitor import Monitor, as_json
 
 
-class RelayApp(LanesApp):
-    what = "relay"
+class RelayApp(SparkApplication):
+    kind = "relay"
 
     def __init__(self, settings: Settings) -> None:
         instance = secrets.token_hex(4)
-        specs = share_out(settings, instance, otel.variables(os.environ))
+        specs = assign_slots(settings, instance, otel.variables(os.environ))
         self.monitor = Monitor(settings, instance, specs[0].channel)
         self._open_breakers: dict[int, dict[str, str]] = {}
         """Lane -> destinations that were down for it when its last shift ended, and why."""
@@ -82,10 +82,10 @@ class RelayApp(LanesApp):
         self.closed.gauge(self.tally)
         self.monitor.gauge(self.tally)
 
-    def _beside(self) -> Mapping[str, Callable[[threading.Event], None]]:
+    def _background_threads(self) -> Mapping[str, Callable[[threading.Event], None]]:
         housekeeper = Housekeeper.of(self.settings.sources, holder(self.settings.relay.id, self.instance))
         return {
-            **super()._beside(),
+            **super()._background_threads(),
             "progress": self._watch_progress,
             **({} if housekeeper is None else {"housekeeping": housekeeper.run}),
         }

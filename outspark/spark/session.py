@@ -17,7 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from outspark.config.settings import RelaySettings
+from outspark.config.settings import HostingSettings
 from outspark.spark.java import prepare_environment
 
 log = logging.getLogger(__name__)
@@ -73,29 +73,30 @@ LOCAL_SETTINGS = {
 JVM_END = 5.0
 
 
-def open_session(relay: RelaySettings, lanes: int) -> SparkSession:
-    """Start a session with room for so many lanes, or join the one of spark-submit. Settings of the user win."""
-    builder = SparkSession.builder.appName(f"outspark {relay.id}")
+def open_session(hosting: HostingSettings, name: str, lanes: int) -> SparkSession:
+    """Start a session called `outspark <name>` with room for the lanes, or join that of spark-submit.
+
+    `hosting.spark` overrides every setting of Outspark.
+    """
+    builder = SparkSession.builder.appName(f"outspark {name}")
     if _submitted():
         # Its JVM runs already, with the master and the settings that were given there.
-        settings = NEEDED | relay.spark
-        builder = builder if relay.master == "local" else builder.master(relay.master)
+        settings = NEEDED | hosting.spark
+        builder = builder if hosting.master == "local" else builder.master(hosting.master)
     else:
-        settings = _own_settings(relay) | relay.spark
-        master = LOCAL.format(slots=2 * lanes) if relay.master == "local" else relay.master
+        settings = _own_settings(hosting) | hosting.spark
+        master = LOCAL.format(slots=2 * lanes) if hosting.master == "local" else hosting.master
         if master.startswith("sc://"):
             builder = builder.remote(master)
         else:
-            _start_apart(
-                SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), relay.id
-            )
+            _start_apart(SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), name)
             builder = builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _start_apart(conf: SparkConf, relay_id: str) -> None:
+def _start_apart(conf: SparkConf, name: str) -> None:
     """Start the JVM where a signal to our process group does not reach it, and make it deaf to SIGTERM.
 
     A supervisor may tell every process of ours to end at once, and the lanes need the JVM until they have finished.
@@ -103,7 +104,7 @@ def _start_apart(conf: SparkConf, relay_id: str) -> None:
     """
     if SparkContext._active_spark_context is not None:
         return
-    conf.setAppName(f"outspark {relay_id}")
+    conf.setAppName(f"outspark {name}")
     gateway = SparkContext._gateway
     if gateway is None:
         gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
@@ -160,9 +161,9 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _own_settings(relay: RelaySettings) -> dict[str, str]:
+def _own_settings(hosting: HostingSettings) -> dict[str, str]:
     java_options = {"spark.driver.extraJavaOptions": f"{LEAN_JVM} {_quiet()}"}
-    if not relay.master.startswith("local"):
+    if not hosting.master.startswith("local"):
         return SETTINGS | java_options
     prepare_environment()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

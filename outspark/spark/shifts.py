@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from outspark.config.settings import LogSettings
-from outspark.hosting.spec import HostedSpec
+from outspark.hosting.spec import LaneSpec
 from outspark.spark.session import has_ended
 from outspark.spark.task import run_shift
 
@@ -36,7 +36,7 @@ class Shifts:
     """Keeps one lane hosted until told to stop. A shift that fails is submitted again, at once the first time."""
 
     spark: SparkSession
-    spec: HostedSpec
+    spec: LaneSpec
     log: LogSettings
     tag: str
     report: Callable[[dict[str, Any]], None]
@@ -103,8 +103,8 @@ class Shifts:
         self._finish(current)
         return following
 
-    def _submit(self, share: float = 1.0) -> Shift:
-        length = self.spec.relay.shift * share
+    def _submit(self, fraction: float = 1.0) -> Shift:
+        length = self.spec.hosting.shift * fraction
         spec = self.spec.for_shift(self._next, length)
         self._next += 1
         self.running = True

@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from outspark.config.settings import LogSettings
 from outspark.errors import HandlerHung
 from outspark.hosting import process
-from outspark.hosting.spec import HostedSpec
-from outspark.inbox.lane import InboxLane, InboxSpec
+from outspark.hosting.spec import LaneSpec
+from outspark.inbox.lane import InboxLane, InboxLaneSpec
 from outspark.observability import logs, metrics
 from outspark.relay.lane import Lane
-from outspark.relay.spec import LaneSpec
+from outspark.relay.spec import RelayLaneSpec
 from outspark.spark.beat import beating
 from outspark.spark.farewell import farewell
 
@@ -30,16 +30,16 @@ HUNG = 70
 """Exit code of a worker process whose handlers hang."""
 
 
-def open_lane(spec: HostedSpec) -> Lane | InboxLane:
+def open_lane(spec: LaneSpec) -> Lane | InboxLane:
     match spec:
-        case LaneSpec():
+        case RelayLaneSpec():
             return Lane(spec)
-        case InboxSpec():
+        case InboxLaneSpec():
             return InboxLane(spec)
     raise TypeError(f"there is no lane for {type(spec).__name__}")
 
 
-def host(spec: HostedSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run one shift inside a Python worker and send its report home."""
     for _ in batches:
         pass
@@ -53,7 +53,7 @@ def host(spec: HostedSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) 
     try:
         with (
             beating(spec, partial(os._exit, HUNG)) as moved,
-            farewell(spec.relay.shutdown_timeout) as told_to_end,
+            farewell(spec.hosting.shutdown_timeout) as told_to_end,
         ):
             report = lane.run(told_to_end, moved)
     except HandlerHung as error:
@@ -70,7 +70,7 @@ def one_row(report: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.StringArray.from_buffers(1, ends, pa.py_buffer(text))], ["report"])
 
 
-def run_shift(spark: SparkSession, spec: HostedSpec, log: LogSettings, tag: str) -> dict[str, Any]:
+def run_shift(spark: SparkSession, spec: LaneSpec, log: LogSettings, tag: str) -> dict[str, Any]:
     """Submit one shift as a job of one task and wait for its report. Call it from a thread of its own."""
     spark.addTag(tag)
     rows = spark.range(0, 1, 1, numPartitions=1).mapInArrow(partial(host, spec, log), SCHEMA).collect()

@@ -26,6 +26,7 @@ from outspark.observability.metrics import METRICS, Metric
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 _GENERATED = "<!-- Written by `python -m outspark.tools.reference`; change the code, not this page. -->"
 _SECTIONS: dict[str, type[BaseModel]] = {
+    "hosting": settings.HostingSettings,
     "relay": settings.RelaySettings,
     "server": settings.ServerSettings,
     "log": settings.LogSettings,

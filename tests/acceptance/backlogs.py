@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 SHORT, LONG = 3000, int(os.environ.get("OUTSPARK_BACKLOG") or 200_000)
 LANES, BATCH = 2, 500
 CONFIG = """
-[relay]
+[hosting]
 lanes = {lanes}
 shift = "3s"
 

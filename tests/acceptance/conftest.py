@@ -9,7 +9,7 @@ import pytest
 
 from outspark.tools.servers.nats import Nats
 from outspark.tools.servers.postgres import Postgres
-from tests.acceptance.place import Place, open_place
+from tests.acceptance.harness import Harness, open_harness
 from tests.acceptance.relay_process import StartRelay, relays
 
 
@@ -20,7 +20,7 @@ def start_relay(tmp_path: Path) -> Iterator[StartRelay]:
 
 
 @pytest.fixture
-def shop(request: pytest.FixtureRequest, postgres_server: Postgres, nats_server: Nats) -> Iterator[Place]:
+def shop(request: pytest.FixtureRequest, postgres_server: Postgres, nats_server: Nats) -> Iterator[Harness]:
     """On the servers of the session: do not stop them."""
-    with open_place(postgres_server, nats_server, request.node.name) as made:
+    with open_harness(postgres_server, nats_server, request.node.name) as made:
         yield made

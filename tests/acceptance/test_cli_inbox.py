@@ -1,4 +1,4 @@
-"""The upkeep commands on an inbox, as processes against PostgreSQL: the same words, with what they mean there."""
+"""The maintenance commands on an inbox, as processes against PostgreSQL: the same words, with what they mean there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outspark.contracts.omnibox.table import kind
-from tests.acceptance.test_cli_upkeep import Cli
+from tests.acceptance.test_cli_maintenance import Cli
 from tests.databases import Database
 
 CONFIG = """

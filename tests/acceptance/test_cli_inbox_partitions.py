@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outspark.contracts.omnibox.table import kind
-from tests.acceptance.test_cli_upkeep import Cli
+from tests.acceptance.test_cli_maintenance import Cli
 from tests.databases import Database
 
 DAY = timedelta(days=1)

@@ -1,4 +1,4 @@
-"""The upkeep commands on a jEAP outbox: the same words, with what its table means."""
+"""The maintenance commands on a jEAP outbox: the same words, with what its table means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.acceptance.test_cli_upkeep import Cli
+from tests.acceptance.test_cli_maintenance import Cli
 from tests.databases import Database
 
 CONFIG = """

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.acceptance.test_cli_upkeep import Cli
+from tests.acceptance.test_cli_maintenance import Cli
 from tests.databases import Database
 
 CONFIG = """

@@ -6,7 +6,7 @@ import pytest
 
 from outspark.tools.servers.nats import Nats
 from outspark.tools.servers.postgres import Postgres
-from tests.acceptance.place import open_place
+from tests.acceptance.harness import open_harness
 from tests.acceptance.relay_process import START, RelayProcess, StartRelay
 from tests.acceptance.writer import enqueue
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ PASSWORD = "open-sesame"
 
 def test_nothing_is_there_at_first(start_relay: StartRelay) -> None:
     with Postgres(options={"fsync": "off"}) as postgres, Nats() as nats:
-        with open_place(postgres, nats, "late") as late:
+        with open_harness(postgres, nats, "late") as late:
             with late.connect() as conn:
                 conn.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'not yet'")
                 conn.execute("ALTER TABLE openoutbox_events RENAME TO elsewhere")

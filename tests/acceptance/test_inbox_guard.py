@@ -13,9 +13,9 @@ import pytest
 from outspark.contracts.omnibox.inbox_guard import REMEDY
 from outspark.inbox import Acceptor, AcceptSettings
 from tests.acceptance.backlogs import LONG
-from tests.acceptance.inbox_site import RECOVERY, NatsSite, open_site
+from tests.acceptance.inbox_harness import RECOVERY, NatsInboxHarness, open_inbox_harness
 from tests.acceptance.relay_process import START, RelayProcess
-from tests.integration.inbox.place import message
+from tests.integration.inbox.harness import message
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.needs("spark", "nats"), pytest.mark.faults]
@@ -56,63 +56,67 @@ SELECT count(*) FROM (
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[NatsSite]:
-    with open_site(tmp_path) as site:
+def inbox_harness(tmp_path: Path) -> Iterator[NatsInboxHarness]:
+    with open_inbox_harness(tmp_path) as inbox_harness:
         (tmp_path / "billing_handlers.py").write_text(HANDLERS)
-        with psycopg.connect(site.url) as conn:
+        with psycopg.connect(inbox_harness.url) as conn:
             conn.execute("CREATE TABLE deployment AS SELECT true AS broken")
-        yield site
+        yield inbox_harness
 
 
-def test_orders_wait_for_a_handler_that_works(site: NatsSite) -> None:
-    site.publish(400)
-    inbox = site.inbox("run", "--app", "billing_handlers:router")
+def test_orders_wait_for_a_handler_that_works(inbox_harness: NatsInboxHarness) -> None:
+    inbox_harness.publish(400)
+    inbox = inbox_harness.inbox("run", "--app", "billing_handlers:router")
 
     wait_for(
-        lambda: site.ask("SELECT count(*) FROM inbox_events") == [(400,)], timeout=START, what="all orders"
+        lambda: inbox_harness.ask("SELECT count(*) FROM inbox_events") == [(400,)],
+        timeout=START,
+        what="all orders",
     )
     await_shifts(inbox)
-    assert_waits(site, inbox)
+    assert_waits(inbox_harness, inbox)
 
-    mend(site)
-    site.await_billed()
-    assert site.ask("SELECT DISTINCT status FROM inbox_events") == [("completed",)]
+    mend(inbox_harness)
+    inbox_harness.await_billed()
+    assert inbox_harness.ask("SELECT DISTINCT status FROM inbox_events") == [("completed",)]
     wait_for(lambda: inbox.get("/readyz").status == 200, timeout=RECOVERY, what="readiness")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_very_many_orders_wait_in_order(site: NatsSite) -> None:
-    config = site.folder / "outspark.toml"
+def test_very_many_orders_wait_in_order(inbox_harness: NatsInboxHarness) -> None:
+    config = inbox_harness.folder / "outspark.toml"
     text = config.read_text()
     for one, other in IN_ORDER.items():
         text = text.replace(one, other)
     config.write_text(text)
-    accept(site, LONG)
-    inbox = site.inbox("work", "--app", "billing_handlers:router")
+    accept(inbox_harness, LONG)
+    inbox = inbox_harness.inbox("handle", "--app", "billing_handlers:router")
 
     inbox.await_log(": still so", timeout=START + RECOVERY)
     await_shifts(inbox)
-    assert_waits(site, inbox)
+    assert_waits(inbox_harness, inbox)
 
-    mend(site)
+    mend(inbox_harness)
     started = time.monotonic()
-    wait_for(lambda: site.count() >= LONG, timeout=120 + LONG / 50, what="a bill for each order", every=1)
+    wait_for(
+        lambda: inbox_harness.count() >= LONG, timeout=120 + LONG / 50, what="a bill for each order", every=1
+    )
     print(f"{LONG} orders were billed within {time.monotonic() - started:.0f} s")
-    assert site.ask("SELECT status, attempts_made, count(*) FROM inbox_events GROUP BY 1, 2") == [
+    assert inbox_harness.ask("SELECT status, attempts_made, count(*) FROM inbox_events GROUP BY 1, 2") == [
         ("completed", 0, LONG)
     ]
-    assert site.ask(OVERTAKEN) == [(0,)]
-    site.assert_billed_once()
+    assert inbox_harness.ask(OVERTAKEN) == [(0,)]
+    inbox_harness.assert_billed_once()
     wait_for(lambda: inbox.get("/readyz").status == 200, timeout=RECOVERY, what="readiness")
     assert_lines(inbox)
 
 
-def accept(site: NatsSite, count: int) -> None:
+def accept(inbox_harness: NatsInboxHarness, count: int) -> None:
     """Orders that were taken in before anybody handles them."""
     names = [f"o{number}" for number in range(count)]
-    site.published.update(names)
-    with psycopg.connect(site.url, autocommit=True) as conn:
+    inbox_harness.published.update(names)
+    with psycopg.connect(inbox_harness.url, autocommit=True) as conn:
         acceptor = Acceptor(conn, "inbox_events", AcceptSettings(group="billing"))
         for start in range(0, count, PORTION):
             acceptor.accept(
@@ -125,8 +129,8 @@ def accept(site: NatsSite, count: int) -> None:
             )
 
 
-def mend(site: NatsSite) -> None:
-    with psycopg.connect(site.url) as conn:
+def mend(inbox_harness: NatsInboxHarness) -> None:
+    with psycopg.connect(inbox_harness.url) as conn:
         conn.execute("UPDATE deployment SET broken = false")
 
 
@@ -136,10 +140,10 @@ def await_shifts(inbox: RelayProcess) -> None:
     )
 
 
-def assert_waits(site: NatsSite, inbox: RelayProcess) -> None:
+def assert_waits(inbox_harness: NatsInboxHarness, inbox: RelayProcess) -> None:
     """Nothing was lost by it, and everybody is told; of thousands of failures there is one line, and one a minute."""
-    waiting = len(site.published)
-    assert site.ask("SELECT DISTINCT status, attempts_made FROM inbox_events") == [("pending", 0)]
+    waiting = len(inbox_harness.published)
+    assert inbox_harness.ask("SELECT DISTINCT status, attempts_made FROM inbox_events") == [("pending", 0)]
     answer = inbox.get("/readyz")
     assert answer.status == 503
     print(answer.text)

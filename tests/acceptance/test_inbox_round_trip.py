@@ -15,7 +15,7 @@ import pytest
 from outspark.contracts.omnibox.table import kind
 from outspark.outbox.omnibox import NewOutboxEvent, OmniboxOutbox
 from outspark.tools.servers.postgres import Postgres
-from tests.acceptance.inbox_site import Site, prepare
+from tests.acceptance.inbox_harness import InboxHarness, prepare
 from tests.acceptance.relay_process import START, RelayProcess, relays
 
 pytestmark = [pytest.mark.needs("spark", "kafka"), pytest.mark.faults]
@@ -33,10 +33,12 @@ GROUP BY 1 HAVING count(o.name) <> 1 OR count(b.name) <> 1"""
 # Kafka keeps the place of a lane that was killed for as long as its session lasts, and the next one of its name must
 # not wait for that: it would be longer than this test does.
 CONFIG = """
-[relay]
-id = "till"
+[hosting]
 lanes = 2
 shift = "4s"
+
+[relay]
+id = "till"
 
 [sources.shop]
 url = {url}
@@ -64,7 +66,7 @@ transaction_size = 5
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundTripSite(Site):
+class RoundTripSite(InboxHarness):
     """Orders are written into a table, with an event in the outbox beside it."""
 
     topic: str
@@ -92,7 +94,7 @@ class RoundTripSite(Site):
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[RoundTripSite]:
+def inbox_harness(tmp_path: Path) -> Iterator[RoundTripSite]:
     from confluent_kafka.admin import NewTopic
 
     from tests.integration.brokers.kafka_rig import create_topics, shared_server
@@ -110,21 +112,21 @@ def site(tmp_path: Path) -> Iterator[RoundTripSite]:
         yield made
 
 
-def test_every_order_is_billed_once_through_the_death_of_both_sides(site: RoundTripSite) -> None:
-    with site.publishing():
-        first = site.both()
-        site.flow(timeout=START)
+def test_every_order_is_billed_once_through_the_death_of_both_sides(inbox_harness: RoundTripSite) -> None:
+    with inbox_harness.publishing():
+        first = inbox_harness.both()
+        inbox_harness.flow(timeout=START)
         for application in first:
             application.kill()
-        second = site.both()
-        site.flow(AGAIN, timeout=START)
-    site.await_billed()
-    assert site.ask("SELECT count(*) FROM orders") == [(len(site.published),)]
-    assert site.ask(NOT_BILLED_ONCE) == []
+        second = inbox_harness.both()
+        inbox_harness.flow(AGAIN, timeout=START)
+    inbox_harness.await_billed()
+    assert inbox_harness.ask("SELECT count(*) FROM orders") == [(len(inbox_harness.published),)]
+    assert inbox_harness.ask(NOT_BILLED_ONCE) == []
 
     assert stopped(second) == [0, 0]
 
-    assert site.ask("SELECT DISTINCT status, locked_by FROM inbox_events") == [("completed", None)]
+    assert inbox_harness.ask("SELECT DISTINCT status, locked_by FROM inbox_events") == [("completed", None)]
     for application in second:
         assert "Traceback" not in application.log
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.inbox_site import RECOVERY, NatsSite, Site, open_site
+from tests.acceptance.inbox_harness import RECOVERY, InboxHarness, NatsInboxHarness, open_inbox_harness
 from tests.acceptance.relay_process import START, RelayProcess
 from tests.waiting import wait_for
 
@@ -22,24 +22,24 @@ BEFORE = 100
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsSite]:
-    with open_site(tmp_path_factory.mktemp("site")) as site:
-        site.publish(BEFORE)
-        yield site
+def inbox_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsInboxHarness]:
+    with open_inbox_harness(tmp_path_factory.mktemp("site")) as inbox_harness:
+        inbox_harness.publish(BEFORE)
+        yield inbox_harness
 
 
 @pytest.fixture(scope="module")
-def inbox(site: Site) -> RelayProcess:
+def inbox(inbox_harness: InboxHarness) -> RelayProcess:
     """At work, and through with what was there before it."""
-    inbox = site.inbox("run", "--app", "billing_handlers:router")
-    site.await_billed(START)
+    inbox = inbox_harness.inbox("run", "--app", "billing_handlers:router")
+    inbox_harness.await_billed(START)
     return inbox
 
 
-def test_it_bills_what_was_there_and_what_comes(site: Site, inbox: RelayProcess) -> None:
-    with site.publishing():
-        site.flow()
-    site.await_billed()
+def test_it_bills_what_was_there_and_what_comes(inbox_harness: InboxHarness, inbox: RelayProcess) -> None:
+    with inbox_harness.publishing():
+        inbox_harness.flow()
+    inbox_harness.await_billed()
 
     wait_for(lambda: inbox.get("/readyz").status == 200, timeout=RECOVERY, what="readiness")
     assert inbox.get("/healthz").status == 200
@@ -53,68 +53,71 @@ def test_it_bills_what_was_there_and_what_comes(site: Site, inbox: RelayProcess)
     )
 
 
-def test_a_python_worker_is_killed(site: Site, inbox: RelayProcess) -> None:
-    with site.publishing():
-        site.flow()
-        os.kill(site.last_pid(), signal.SIGKILL)
-        site.flow()
-    site.await_billed()
+def test_a_python_worker_is_killed(inbox_harness: InboxHarness, inbox: RelayProcess) -> None:
+    with inbox_harness.publishing():
+        inbox_harness.flow()
+        os.kill(inbox_harness.last_pid(), signal.SIGKILL)
+        inbox_harness.flow()
+    inbox_harness.await_billed()
     assert inbox.get("/healthz").status == 200
 
 
-def test_all_python_workers_are_killed(site: Site, inbox: RelayProcess) -> None:
+def test_all_python_workers_are_killed(inbox_harness: InboxHarness, inbox: RelayProcess) -> None:
     """Also those that take in, whatever they had polled and not acknowledged."""
-    with site.publishing():
-        site.flow()
+    with inbox_harness.publishing():
+        inbox_harness.flow()
         for pid in python_workers(inbox):
             os.kill(pid, signal.SIGKILL)
-        site.flow()
-    site.await_billed()
+        inbox_harness.flow()
+    inbox_harness.await_billed()
 
 
-def test_the_database_restarts(site: Site, inbox: RelayProcess) -> None:
-    with site.publishing():
-        site.flow()
-        site.postgres.restart()
-        site.flow()
-        site.postgres.stop(immediate=True)
+def test_the_database_restarts(inbox_harness: InboxHarness, inbox: RelayProcess) -> None:
+    with inbox_harness.publishing():
+        inbox_harness.flow()
+        inbox_harness.postgres.restart()
+        inbox_harness.flow()
+        inbox_harness.postgres.stop(immediate=True)
         wait_for(lambda: inbox.get("/readyz").status == 503, timeout=RECOVERY, what="not ready")
         assert "inbox billing" in inbox.get("/readyz").text
-        site.postgres.start()
-        site.flow()
-    site.await_billed()
+        inbox_harness.postgres.start()
+        inbox_harness.flow()
+    inbox_harness.await_billed()
 
 
-def test_the_broker_restarts(site: NatsSite, inbox: RelayProcess) -> None:
-    with site.publishing():
-        site.flow()
-        site.nats.stop()
+def test_the_broker_restarts(inbox_harness: NatsInboxHarness, inbox: RelayProcess) -> None:
+    with inbox_harness.publishing():
+        inbox_harness.flow()
+        inbox_harness.nats.stop()
         wait_for(lambda: inbox.get("/readyz").status == 503, timeout=RECOVERY, what="not ready")
         assert "feed of billing" in inbox.get("/readyz").text
-        site.nats.start()
-        site.flow()
-    site.await_billed()
+        inbox_harness.nats.start()
+        inbox_harness.flow()
+    inbox_harness.await_billed()
     wait_for(lambda: inbox.get("/readyz").status == 200, timeout=RECOVERY, what="ready again")
 
 
-def test_it_ends_in_good_order(site: Site, inbox: RelayProcess) -> None:
+def test_it_ends_in_good_order(inbox_harness: InboxHarness, inbox: RelayProcess) -> None:
     """Nothing is half done: an order is billed and its event completed, or neither, and nobody holds anything."""
-    with site.publishing():
-        site.flow()
+    with inbox_harness.publishing():
+        inbox_harness.flow()
         assert inbox.stop(signal.SIGTERM) == 0
 
-    assert site.ask("SELECT count(*) FROM inbox_events WHERE locked_by IS NOT NULL") == [(0,)]
-    done = {name for (name,) in site.ask("SELECT message_id FROM inbox_events WHERE status = 'completed'")}
-    assert done == {name for (name,) in site.ask("SELECT name FROM bills")}
-    assert site.ask("SELECT count(*) FROM inbox_events WHERE status = 'failed'") == [(0,)]
-    wait_for(lambda: not sessions(site), what="the end of all sessions")
+    assert inbox_harness.ask("SELECT count(*) FROM inbox_events WHERE locked_by IS NOT NULL") == [(0,)]
+    done = {
+        name
+        for (name,) in inbox_harness.ask("SELECT message_id FROM inbox_events WHERE status = 'completed'")
+    }
+    assert done == {name for (name,) in inbox_harness.ask("SELECT name FROM bills")}
+    assert inbox_harness.ask("SELECT count(*) FROM inbox_events WHERE status = 'failed'") == [(0,)]
+    wait_for(lambda: not sessions(inbox_harness), what="the end of all sessions")
     assert "Traceback" not in inbox.log
 
 
-def sessions(site: Site) -> list[str]:
+def sessions(inbox_harness: InboxHarness) -> list[str]:
     return [
         name
-        for (name,) in site.ask(
+        for (name,) in inbox_harness.ask(
             "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'outspark%'"
         )
     ]

@@ -11,7 +11,7 @@ from outspark.observability.metrics import METRICS
 from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.tools.servers.nats import Nats
 from outspark.tools.servers.postgres import Postgres
-from tests.acceptance.place import Place, open_place
+from tests.acceptance.harness import Harness, open_harness
 from tests.acceptance.relay_process import START, RelayProcess, relays
 from tests.waiting import wait_for
 
@@ -22,7 +22,7 @@ EVENTS = 300
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    place: Place
+    harness: Harness
     relay: RelayProcess
 
 
@@ -32,7 +32,7 @@ def running(
 ) -> Iterator[Running]:
     """A relay that knows nothing but the environment of an Open Outbox Relay, and has delivered all there is."""
     with (
-        open_place(postgres_server, nats_server, "shop") as shop,
+        open_harness(postgres_server, nats_server, "shop") as shop,
         relays(tmp_path_factory.mktemp("running")) as start,
     ):
         _write(shop)
@@ -47,7 +47,7 @@ def running(
             "RETRY_MAX_ATTEMPTS": "3",
             "SERVER_PORT": ":0",
             "HEALTH_CHECK_INTERVAL": "1s",
-            "OUTSPARK__RELAY__SHIFT": "2s",
+            "OUTSPARK__HOSTING__SHIFT": "2s",
         }
         relay = start(environ=environ)
         relay.await_working()
@@ -59,7 +59,7 @@ def running(
         yield Running(shop, relay)
 
 
-def _write(shop: Place) -> None:
+def _write(shop: Harness) -> None:
     with shop.connect() as conn, conn.transaction():
         for number in range(EVENTS):
             event = NewEvent(
@@ -69,8 +69,8 @@ def _write(shop: Place) -> None:
 
 
 def test_messages_arrive_as_documented(running: Running) -> None:
-    rows = running.place.ask("SELECT event_id::text, partition_key, payload FROM openoutbox_events")
-    arrivals = {arrival.id: arrival for arrival in running.place.stream.arrivals()}
+    rows = running.harness.ask("SELECT event_id::text, partition_key, payload FROM openoutbox_events")
+    arrivals = {arrival.id: arrival for arrival in running.harness.stream.arrivals()}
     assert len(arrivals) == len(rows) == EVENTS
     for id, key, payload in rows:
         arrival = arrivals[id]
@@ -83,7 +83,7 @@ def test_messages_arrive_as_documented(running: Running) -> None:
 
 
 def test_the_table_says_delivered(running: Running) -> None:
-    rows = running.place.ask(
+    rows = running.harness.ask(
         "SELECT DISTINCT status, attempts, locked_by, delivered_at IS NULL FROM openoutbox_events"
     )
     assert rows == [("DELIVERED", 0, None, False)]

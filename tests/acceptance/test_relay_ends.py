@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outspark.outbox.openoutbox import NewEvent, Outbox
-from tests.acceptance.place import Place
+from tests.acceptance.harness import Harness
 from tests.acceptance.relay_process import START, RelayProcess, StartRelay
 from tests.acceptance.writer import writing
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.needs("spark", "nats")
 
 
-def test_until_empty_from_a_file(shop: Place, start_relay: StartRelay, tmp_path: Path) -> None:
+def test_until_empty_from_a_file(shop: Harness, start_relay: StartRelay, tmp_path: Path) -> None:
     config = tmp_path / "outspark.toml"
     config.write_text(
         f"""
@@ -62,7 +62,7 @@ def test_until_empty_from_a_file(shop: Place, start_relay: StartRelay, tmp_path:
     assert shop.statuses() == {"DELIVERED": 51, "DEAD": 2}
 
 
-def test_a_standby_takes_over_when_the_first_is_stopped(shop: Place, start_relay: StartRelay) -> None:
+def test_a_standby_takes_over_when_the_first_is_stopped(shop: Harness, start_relay: StartRelay) -> None:
     """SIGTERM for the first and Ctrl-C for the second, each for the whole process group: both give their slots back
     and lose nothing."""
     with writing(shop.url, f"{shop.stream.name}.order"):
@@ -94,7 +94,7 @@ def test_a_standby_takes_over_when_the_first_is_stopped(shop: Place, start_relay
     assert sorted(arrived) == sorted(id for (id,) in delivered)
 
 
-def test_a_second_signal_ends_at_once(shop: Place, start_relay: StartRelay) -> None:
+def test_a_second_signal_ends_at_once(shop: Harness, start_relay: StartRelay) -> None:
     relay = _start(start_relay, shop, "hasty")
     relay.await_log("server is listening")
     relay.send(signal.SIGTERM)
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_at_once(shop: Place, start_relay: StartRelay) -> N
     assert relay.stop(signal.SIGTERM, timeout=5) == 128 + signal.SIGTERM
 
 
-def test_a_supervisor_tells_every_process_to_end(shop: Place, start_relay: StartRelay) -> None:
+def test_a_supervisor_tells_every_process_to_end(shop: Harness, start_relay: StartRelay) -> None:
     with writing(shop.url, f"{shop.stream.name}.order"):
         relay = _at_work(start_relay, shop)
         _terminate(relay.family())
@@ -110,7 +110,7 @@ def test_a_supervisor_tells_every_process_to_end(shop: Place, start_relay: Start
     _assert_finished(shop, relay)
 
 
-def test_spark_is_gone_when_the_relay_is_told_to_end(shop: Place, start_relay: StartRelay) -> None:
+def test_spark_is_gone_when_the_relay_is_told_to_end(shop: Harness, start_relay: StartRelay) -> None:
     """The batches in flight are finished all the same."""
     with writing(shop.url, f"{shop.stream.name}.order"):
         relay = _at_work(start_relay, shop)
@@ -120,7 +120,7 @@ def test_spark_is_gone_when_the_relay_is_told_to_end(shop: Place, start_relay: S
     _assert_finished(shop, relay)
 
 
-def _at_work(start_relay: StartRelay, shop: Place) -> RelayProcess:
+def _at_work(start_relay: StartRelay, shop: Harness) -> RelayProcess:
     relay = _start(start_relay, shop, "told")
     relay.await_working()
     _await_delivered(shop, 100)
@@ -133,7 +133,7 @@ def _terminate(pids: Sequence[int]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _assert_finished(shop: Place, relay: RelayProcess) -> None:
+def _assert_finished(shop: Harness, relay: RelayProcess) -> None:
     """Slots given back, nothing in flight, nothing sent twice."""
     assert "Traceback" not in relay.log
     assert all(clean for _, clean in shop.owners().values())
@@ -144,9 +144,9 @@ def _assert_finished(shop: Place, relay: RelayProcess) -> None:
     assert sorted(arrived) == sorted(id for (id,) in delivered)
 
 
-def _start(start_relay: StartRelay, shop: Place, id: str, *args: str) -> RelayProcess:
+def _start(start_relay: StartRelay, shop: Harness, id: str, *args: str) -> RelayProcess:
     return start_relay("--url", shop.url, "--to", shop.stream.url, *args, environ={"OUTSPARK__RELAY__ID": id})
 
 
-def _await_delivered(shop: Place, count: int) -> None:
+def _await_delivered(shop: Harness, count: int) -> None:
     wait_for(lambda: shop.stream.count() >= count, timeout=60, what=f"{count} messages")

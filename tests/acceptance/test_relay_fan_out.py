@@ -26,7 +26,7 @@ BROKERS = ("kafka", "rabbitmq", "redis")
 TOPIC = "orders"
 KEYS = 10
 CONFIG = """
-[relay]
+[hosting]
 shift = "3s"
 
 [sources.shop]
@@ -40,7 +40,7 @@ topic = "{topic}"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class InboxHarness:
     brokers: dict[str, Broker]
     config: Path
     conn: psycopg.Connection[tuple[object, ...]]
@@ -67,7 +67,7 @@ class Site:
 
 
 @pytest.fixture
-def site(database: Database, tmp_path: Path) -> Iterator[Site]:
+def inbox_harness(database: Database, tmp_path: Path) -> Iterator[InboxHarness]:
     with ExitStack() as stack:
         brokers = {name: make_broker(name) for name in BROKERS}
         parts = [CONFIG.format(url=json.dumps(database.url), names=json.dumps(list(BROKERS)), topic=TOPIC)]
@@ -80,34 +80,34 @@ def site(database: Database, tmp_path: Path) -> Iterator[Site]:
         config = tmp_path / "shop.toml"
         config.write_text("\n".join(parts))
         subprocess.run([*CLI, "init", "--apply", "--config", config], env=clean_environ(), check=True)
-        yield Site(brokers, config, database.connect())
+        yield InboxHarness(brokers, config, database.connect())
 
 
 def test_one_of_three_is_away_and_nothing_is_sent_again_where_it_was(
-    site: Site, start_relay: StartRelay, request: pytest.FixtureRequest
+    inbox_harness: InboxHarness, start_relay: StartRelay, request: pytest.FixtureRequest
 ) -> None:
     away = 60.0 if "faults" in request.config.getoption("markexpr") else 5.0
-    relay = start_relay("--config", str(site.config))
-    site.write(0, 200)
-    wait_for(lambda: site.count("DELIVERED") == 200, timeout=150, what="the first events everywhere")
+    relay = start_relay("--config", str(inbox_harness.config))
+    inbox_harness.write(0, 200)
+    wait_for(lambda: inbox_harness.count("DELIVERED") == 200, timeout=150, what="the first events everywhere")
 
-    site.brokers["redis"].stop()
-    site.write(200, 200)
-    wait_for(site.remembered, what="deliveries without Redis")
+    inbox_harness.brokers["redis"].stop()
+    inbox_harness.write(200, 200)
+    wait_for(inbox_harness.remembered, what="deliveries without Redis")
     relay.await_log("destination is down")
     with pytest.raises(AssertionError):
-        wait_for(lambda: not site.remembered(), timeout=away, what="an end of the outage")
-    site.brokers["redis"].start()
-    site.write(400, 200)
-    wait_for(lambda: site.count("DELIVERED") == 600, timeout=60, what="all events everywhere")
+        wait_for(lambda: not inbox_harness.remembered(), timeout=away, what="an end of the outage")
+    inbox_harness.brokers["redis"].start()
+    inbox_harness.write(400, 200)
+    wait_for(lambda: inbox_harness.count("DELIVERED") == 600, timeout=60, what="all events everywhere")
 
     assert relay.stop() == 0
-    assert site.remembered() == 0
-    for name, broker in site.brokers.items():
+    assert inbox_harness.remembered() == 0
+    for name, broker in inbox_harness.brokers.items():
         arrived = [int(number) for number in broker.arrivals(TOPIC)]
         assert sorted(arrived) == list(range(600)), f"{name} got something twice or not at all"
         by_key: dict[int, list[int]] = defaultdict(list)
         for number in arrived:
             by_key[number % KEYS].append(number)
         assert all(numbers == sorted(numbers) for numbers in by_key.values()), name
-    assert site.conn.execute("SELECT DISTINCT attempts FROM openoutbox_events").fetchall() == [(0,)]
+    assert inbox_harness.conn.execute("SELECT DISTINCT attempts FROM openoutbox_events").fetchall() == [(0,)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outspark.outbox.openoutbox import NewEvent, Outbox
-from tests.acceptance.place import Place
+from tests.acceptance.harness import Harness
 from tests.acceptance.relay_process import START, StartRelay
 from tests.waiting import wait_for
 
@@ -28,15 +28,15 @@ def enrich(event):
 
 
 def test_a_transform_that_hangs_is_seen_and_its_lane_is_started_again(
-    shop: Place, start_relay: StartRelay, tmp_path: Path
+    shop: Harness, start_relay: StartRelay, tmp_path: Path
 ) -> None:
     (tmp_path / "hanging.py").write_text(TRANSFORM)
     relay = start_relay(
         *("--url", shop.url, "--to", shop.stream.url, "--lanes", "2"),
         environ={
             "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}",
-            "OUTSPARK__RELAY__SHIFT": "3s",
-            "OUTSPARK__RELAY__STUCK_AFTER": "12s",
+            "OUTSPARK__HOSTING__SHIFT": "3s",
+            "OUTSPARK__HOSTING__STUCK_AFTER": "12s",
             "OUTSPARK__RELAY__GRACE": "1s",
             "OUTSPARK__SOURCES__DEFAULT__TRANSFORM": "hanging:enrich",
         },

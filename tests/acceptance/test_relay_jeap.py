@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs("spark", "kafka")
 
 TOPIC = "orders"
 CONFIG = """
-[relay]
+[hosting]
 shift = "3s"
 
 [sources.shop]

@@ -94,7 +94,7 @@ def test_an_inbox_in_a_missing_database(outspark: Outspark) -> None:
         f'[inboxes.billing]\nurl = "{outspark.url.rpartition("/")[0]}/none"\ngroup = "billing"\n'
         '[inboxes.billing.feed]\ntype = "nats"\nurl = "nats://127.0.0.1:1"\ntopics = ["a"]\n'
     )
-    done = outspark("inbox", "take", "--config", str(config))
+    done = outspark("inbox", "consume", "--config", str(config))
     assert done.returncode == 3
     lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1, done.stderr

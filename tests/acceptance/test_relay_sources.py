@@ -16,7 +16,7 @@ import pytest
 from outspark.database.names import TableName, lock_class
 from outspark.tools.servers.nats import Nats
 from outspark.tools.servers.postgres import Postgres
-from tests.acceptance.place import Place, open_place
+from tests.acceptance.harness import Harness, open_harness
 from tests.acceptance.relay_process import CLI, RelayProcess, StartRelay, clean_environ
 from tests.acceptance.writer import enqueue, writing
 from tests.waiting import wait_for
@@ -28,7 +28,7 @@ PATIENCE = 60.0
 BELL = lock_class("bell", TableName("openoutbox_events", "public"))
 
 CONFIG = """
-[relay]
+[hosting]
 lanes = 2
 shift = "2s"
 
@@ -76,9 +76,14 @@ def billing() -> Iterator[Postgres]:
 
 
 def test_two_databases(
-    shop: Place, billing: Postgres, nats_server: Nats, outlet: Outlet, start_relay: StartRelay, tmp_path: Path
+    shop: Harness,
+    billing: Postgres,
+    nats_server: Nats,
+    outlet: Outlet,
+    start_relay: StartRelay,
+    tmp_path: Path,
 ) -> None:
-    with open_place(billing, nats_server, "bills") as bills:
+    with open_harness(billing, nats_server, "bills") as bills:
         init = [*CLI, "init", "--apply", "--doorbell", "--lanes", "2", "--url", bills.url]
         subprocess.run(init, env=clean_environ(), cwd=tmp_path, check=True, capture_output=True)
         config = tmp_path / "outspark.toml"
@@ -87,8 +92,8 @@ def test_two_databases(
         )
         relay = start_relay("--config", str(config))
         relay.await_working(slots=16)
-        for place in (shop, bills):
-            assert len({owner.split("lane=")[1][0] for owner, _ in place.owners().values()}) == 2
+        for harness in (shop, bills):
+            assert len({owner.split("lane=")[1][0] for owner, _ in harness.owners().values()}) == 2
 
         trickle_over_hand_overs(relay, shop, bills, outlet)
         ring_the_bell(bills, outlet)
@@ -98,7 +103,7 @@ def test_two_databases(
         lose_one(relay, shop, billing, outlet)
 
 
-def trickle_over_hand_overs(relay: RelayProcess, shop: Place, bills: Place, outlet: Outlet) -> None:
+def trickle_over_hand_overs(relay: RelayProcess, shop: Harness, bills: Harness, outlet: Outlet) -> None:
     before = relay.metric("outspark_handovers_total")
     with writing(shop.url, "order", rate=20) as orders, writing(bills.url, "bill", rate=20) as paid:
         wait_for(
@@ -113,7 +118,7 @@ def trickle_over_hand_overs(relay: RelayProcess, shop: Place, bills: Place, outl
     assert "vanished" not in relay.log
 
 
-def ring_the_bell(bills: Place, outlet: Outlet) -> None:
+def ring_the_bell(bills: Harness, outlet: Outlet) -> None:
     """Each event finds the lanes asleep, and yet arrives long before they would have looked."""
     for _ in range(5):
         wait_for(lambda: sleeping(bills) == 2, timeout=PATIENCE, what="lanes that sleep")
@@ -122,15 +127,15 @@ def ring_the_bell(bills: Place, outlet: Outlet) -> None:
         wait_for(partial(outlet.has, id), timeout=FALLBACK / 2, what="a prompt bill")
 
 
-def sleeping(place: Place) -> int:
-    [(count,)] = place.ask(
+def sleeping(harness: Harness) -> int:
+    [(count,)] = harness.ask(
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
         f" AND classid = {BELL & 0xFFFFFFFF}"
     )
     return int(count)
 
 
-def lose_one(relay: RelayProcess, shop: Place, billing: Postgres, outlet: Outlet) -> None:
+def lose_one(relay: RelayProcess, shop: Harness, billing: Postgres, outlet: Outlet) -> None:
     billing.stop()
     wait_for(
         lambda: "source bills" in relay.get("/readyz").text, timeout=PATIENCE, what="a reason in /readyz"

@@ -11,7 +11,7 @@ import pytest
 
 from outspark import __main__
 from outspark.spark.java import java_home
-from tests.acceptance.place import Place
+from tests.acceptance.harness import Harness
 from tests.acceptance.relay_process import START, StartRelay
 from tests.acceptance.writer import enqueue
 
@@ -31,7 +31,7 @@ def spark_home(tmp_path: Path) -> Path:
     return home
 
 
-def test_spark_submit_on_a_cluster(shop: Place, start_relay: StartRelay, spark_home: Path) -> None:
+def test_spark_submit_on_a_cluster(shop: Harness, start_relay: StartRelay, spark_home: Path) -> None:
     with shop.connect() as conn:
         enqueue(conn, f"{shop.stream.name}.order", 300)
     relay = start_relay(

@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+from tests.history.harness import Harness
 from tests.history.journal import Deed, Journal
-from tests.history.stage import Stage
 from tests.waiting import wait_for
 
 NOTICE_TIMEOUT = 60.0
@@ -17,8 +17,8 @@ class BrokerOutage:
     """Begins at once. The broker comes back when a lane has noticed, or when it is hurried; the outage is over when a
     lane has noticed that too, or has nothing left to send."""
 
-    def __init__(self, stage: Stage, *, kill: bool) -> None:
-        self._stage = stage
+    def __init__(self, harness: Harness, *, kill: bool) -> None:
+        self._stage = harness
         self._hurried = threading.Event()
         pool = ThreadPoolExecutor(1)
         self._future = pool.submit(self._run, kill)

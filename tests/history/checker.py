@@ -66,7 +66,7 @@ class Evidence:
                 case _:
                     self.published[entry.event].append((number, entry))
             self.last_batch[entry.process] = max(self.last_batch[entry.process], entry.batch)
-        for event in sorted(self.history.written.values(), key=lambda event: event.place):
+        for event in sorted(self.history.written.values(), key=lambda event: event.harness):
             if event.key is not None:
                 self.keys[event.key].append(event)
 
@@ -193,7 +193,7 @@ def _parked(evidence: Evidence, event: Written) -> bool:
     if evidence.history.rules.on_dead == "continue" or event.key is None:
         return False
     dead = [other for other in evidence.keys[event.key] if evidence.history.rows[other.id].status == "DEAD"]
-    return any(other.place < event.place or event.due is not None for other in dead)
+    return any(other.harness < event.harness or event.due is not None for other in dead)
 
 
 def _passed(evidence: Evidence, earlier: Written, number: int, first_seen: float) -> bool:

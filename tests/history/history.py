@@ -34,7 +34,7 @@ class Written:
         return replace(self, created_at=self.created_at - by, due=due)
 
     @property
-    def place(self) -> tuple[int, datetime, UUID]:
+    def harness(self) -> tuple[int, datetime, UUID]:
         """Its place in the order of its key."""
         return self.number, self.created_at, self.id
 

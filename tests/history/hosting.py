@@ -18,7 +18,7 @@ from outspark.database.shedlock import RELAY, ShedLock, holder
 from outspark.delivery.destination import Destination
 from outspark.hosting import control
 from outspark.relay.lane import Lane
-from outspark.relay.spec import LaneSpec, share_out
+from outspark.relay.spec import RelayLaneSpec, assign_slots
 from tests.history import variants
 from tests.history.passing import open_journal_publisher
 from tests.history.publisher import PUBLISH_TIMEOUT, Conduct, JournalPublisher
@@ -43,7 +43,7 @@ def stamp(event: Any) -> Any:
     return _publisher.stamp(event)
 
 
-def run_lane(spec: LaneSpec, process: str, conduct: Conduct, variant: str | None) -> None:
+def run_lane(spec: RelayLaneSpec, process: str, conduct: Conduct, variant: str | None) -> None:
     global _publisher
     if variant is not None:
         variants.ALL[variant]()
@@ -52,11 +52,14 @@ def run_lane(spec: LaneSpec, process: str, conduct: Conduct, variant: str | None
     _publisher.close()
 
 
-def settings_for(url: str, relay: Mapping[str, Any], source: Mapping[str, Any]) -> Settings:
+def settings_for(
+    url: str, hosting: Mapping[str, Any], relay: Mapping[str, Any], source: Mapping[str, Any]
+) -> Settings:
     """Quick in everything, so that a short history holds many retries, hand-overs and crashes."""
     return Settings.model_validate(
         {
-            "relay": {"id": "test", "shift": "600s", "hold": "200ms", "grace": "500ms", **relay},
+            "relay": {"id": "test", "hold": "200ms", "grace": "500ms", **relay},
+            "hosting": {"shift": "600s", **hosting},
             "sources": {
                 "outbox": {
                     "url": url,
@@ -118,12 +121,12 @@ class Relay:
 
     @property
     def lanes(self) -> int:
-        return self.settings.relay.lanes
+        return self.settings.hosting.lanes
 
     def tick(self) -> None:
-        for spec in share_out(self.settings, self.instance, {}):
+        for spec in assign_slots(self.settings, self.instance, {}):
             shifts = self._lanes[spec.lane] = self._living(spec.lane)
-            length = self.settings.relay.shift.total_seconds()
+            length = self.settings.hosting.shift.total_seconds()
             if not shifts or time.monotonic() - shifts[-1].started > length:
                 shifts.append(self._start(spec))
 
@@ -136,7 +139,7 @@ class Relay:
 
     def stop(self) -> None:
         """As the driver does it: say so on the channel, and wait for the batches in flight."""
-        channel = share_out(self.settings, self.instance, {})[0].channel
+        channel = assign_slots(self.settings, self.instance, {})[0].channel
         url = self.settings.sources["outbox"].url.get_secret_value()
         with psycopg.connect(url, autocommit=True) as conn:
 
@@ -161,12 +164,12 @@ class Relay:
             shift.process.kill()
             shift.process.join()
 
-    def _start(self, spec: LaneSpec) -> Shift:
+    def _start(self, spec: RelayLaneSpec) -> Shift:
         self._shifts += 1
         name = f"{self.instance}.{spec.lane}.{self._shifts}"
         process = processes.Process(
             target=run_lane,
-            args=(spec.for_shift(self._shifts, spec.relay.shift), name, self.conduct, self.variant),
+            args=(spec.for_shift(self._shifts, spec.hosting.shift), name, self.conduct, self.variant),
             daemon=True,
         )
         process.start()

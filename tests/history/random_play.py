@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tests.history.broker_outage import BrokerOutage
+from tests.history.harness import Harness
 from tests.history.publisher import Behaviour
-from tests.history.stage import Stage
 from tests.history.tables import Draft, Transaction
 from tests.waiting import wait_for
 
@@ -35,7 +35,7 @@ _FEWEST_LEFT = {"broker stop": 100, "broker kill": 100}
 class RandomPlay:
     """`special` events are spread among the plain ones."""
 
-    stage: Stage
+    harness: Harness
     rng: random.Random
     events: int = 600
     special: Sequence[Behaviour] = SPECIAL
@@ -58,10 +58,10 @@ class RandomPlay:
             self._write(behaviours)
             self._wait(self.pace)
         for transaction in self._open:
-            self.stage.commit(transaction)
+            self.harness.commit(transaction)
         self._end_outage()
-        wait_for(self._ticking(self.stage.finished), timeout=60, what="the end of the backlog")
-        for relay in self.stage.relays:
+        wait_for(self._ticking(self.harness.finished), timeout=60, what="the end of the backlog")
+        for relay in self.harness.relays:
             relay.stop()
 
     def _behaviours(self) -> list[Behaviour]:
@@ -81,16 +81,16 @@ class RandomPlay:
             size = 40 if self.rng.random() < 0.1 else self.rng.randint(1, 6)
             chosen = [behaviours.pop() for _ in range(min(size, len(behaviours)))]
             drafts = self._drafts(chosen)
-            transaction = self.stage.begin()
+            transaction = self.harness.begin()
             self._open.append(transaction)
             transaction.write(drafts)
         elif self._open:
             transaction = self._open.pop(self.rng.randrange(len(self._open)))
             plain = all(event.behaviour is Behaviour.PASS for event in transaction.written)
             if plain and self.rng.random() < 0.15:
-                self.stage.roll_back(transaction)
+                self.harness.roll_back(transaction)
             else:
-                self.stage.commit(transaction)
+                self.harness.commit(transaction)
 
     def _drafts(self, behaviours: Sequence[Behaviour]) -> list[Draft]:
         taken = set().union(*(transaction.keys for transaction in self._open))
@@ -120,19 +120,19 @@ class RandomPlay:
         return timedelta(milliseconds=self.rng.randint(50, 1000))
 
     def _mishap(self, mishap: str) -> None:
-        relay = self.rng.choice(self.stage.relays)
+        relay = self.rng.choice(self.harness.relays)
         match mishap:
             case "kill":
                 relay.kill(self.rng.randrange(relay.lanes))
             case "restart":
                 relay.stop()
             case "outage":
-                self.stage.conduct.outage.touch()
+                self.harness.conduct.outage.touch()
                 self._wait(0.5)
-                self.stage.conduct.outage.unlink()
+                self.harness.conduct.outage.unlink()
             case "broker stop" | "broker kill":
                 self._end_outage()
-                self._outage = BrokerOutage(self.stage, kill=mishap == "broker kill")
+                self._outage = BrokerOutage(self.harness, kill=mishap == "broker kill")
 
     def _end_outage(self) -> None:
         """What goes wrong with the broker takes long, so all else goes on meanwhile; only the next one waits for it."""
@@ -147,7 +147,7 @@ class RandomPlay:
 
     def _ticking(self, condition: Callable[[], bool]) -> Callable[[], bool]:
         def ticking() -> bool:
-            self.stage.tick()
+            self.harness.tick()
             return condition()
 
         return ticking

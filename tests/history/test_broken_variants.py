@@ -14,8 +14,8 @@ import pytest
 from tests.databases import Database
 from tests.history import variants
 from tests.history.checker import check
+from tests.history.harness import Draft, Harness, open_harness
 from tests.history.publisher import Behaviour
-from tests.history.stage import Draft, Stage, open_stage
 from tests.waiting import wait_for
 
 WAITS_FOR_A_LOCK = """\
@@ -27,111 +27,111 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'outspark%%' AND wait
 class Scene:
     """A history in which one rule of the lane decides. `breach` is what the checker says when it is broken."""
 
-    play: Callable[[Stage, str | None], None]
+    play: Callable[[Harness, str | None], None]
     breach: str
     source: dict[str, Any] = field(default_factory=dict)
 
 
-def _run(stage: Stage, variant: str | None, *drafts: Draft) -> None:
+def _run(harness: Harness, variant: str | None, *drafts: Draft) -> None:
     """Write, relay to the end, stop."""
-    stage.write(*drafts)
-    relay = stage.relay(variant)
+    harness.write(*drafts)
+    relay = harness.relay(variant)
 
     def over() -> bool:
         relay.tick()
-        return stage.finished()
+        return harness.finished()
 
     wait_for(over, timeout=20, what="the end of the backlog")
     relay.stop()
 
 
-def _a_retry_across_a_restart(stage: Stage, variant: str | None) -> None:
-    head, _ = stage.write(Draft("k", Behaviour.FAIL_FIRST), Draft("k"))
-    relay = stage.relay(variant)
-    wait_for(lambda: stage.query("SELECT 1 FROM openoutbox_events WHERE attempts = 1"))
+def _a_retry_across_a_restart(harness: Harness, variant: str | None) -> None:
+    head, _ = harness.write(Draft("k", Behaviour.FAIL_FIRST), Draft("k"))
+    relay = harness.relay(variant)
+    wait_for(lambda: harness.query("SELECT 1 FROM openoutbox_events WHERE attempts = 1"))
     relay.stop()
     wait_for(
-        lambda: stage.query(
+        lambda: harness.query(
             "SELECT 1 FROM openoutbox_events WHERE event_id = %(id)s AND available_at < now()", id=head
         )
     )
-    _run(stage, variant, Draft("other"))
+    _run(harness, variant, Draft("other"))
 
 
-def _a_failure_in_front(stage: Stage, variant: str | None) -> None:
-    _run(stage, variant, Draft("k", Behaviour.FAIL_FIRST), Draft("k"), Draft("other"))
+def _a_failure_in_front(harness: Harness, variant: str | None) -> None:
+    _run(harness, variant, Draft("k", Behaviour.FAIL_FIRST), Draft("k"), Draft("other"))
 
 
-def _a_failure_in_the_middle(stage: Stage, variant: str | None) -> None:
-    _run(stage, variant, Draft("k"), Draft("k", Behaviour.FAIL_FIRST), Draft("k"))
+def _a_failure_in_the_middle(harness: Harness, variant: str | None) -> None:
+    _run(harness, variant, Draft("k"), Draft("k", Behaviour.FAIL_FIRST), Draft("k"))
 
 
-def _a_locked_head(stage: Stage, variant: str | None) -> None:
-    head, second = stage.write(Draft("k"), Draft("k"))
-    with stage.database.connect() as conn, conn.transaction():
+def _a_locked_head(harness: Harness, variant: str | None) -> None:
+    head, second = harness.write(Draft("k"), Draft("k"))
+    with harness.database.connect() as conn, conn.transaction():
         conn.execute("SELECT 1 FROM openoutbox_events WHERE event_id = %s FOR UPDATE", [head])
-        relay = stage.relay(variant)
-        wait_for(lambda: stage.query(WAITS_FOR_A_LOCK) or stage.did(second, "delivered"))
-    wait_for(stage.finished)
+        relay = harness.relay(variant)
+        wait_for(lambda: harness.query(WAITS_FOR_A_LOCK) or harness.did(second, "delivered"))
+    wait_for(harness.finished)
     relay.stop()
 
 
-def _a_death_in_front_and_a_crash_behind(stage: Stage, variant: str | None) -> None:
-    _run(stage, variant, Draft("k", Behaviour.DIE), Draft("k", Behaviour.KILL_AFTER))
+def _a_death_in_front_and_a_crash_behind(harness: Harness, variant: str | None) -> None:
+    _run(harness, variant, Draft("k", Behaviour.DIE), Draft("k", Behaviour.KILL_AFTER))
 
 
-def _a_crash_before_delivery(stage: Stage, variant: str | None) -> None:
-    _run(stage, variant, Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
+def _a_crash_before_delivery(harness: Harness, variant: str | None) -> None:
+    _run(harness, variant, Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
 
 
-def _a_crash_with_the_head_in_flight(stage: Stage, variant: str | None) -> None:
-    _, second = stage.write(Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
-    relay = stage.relay(variant)
+def _a_crash_with_the_head_in_flight(harness: Harness, variant: str | None) -> None:
+    _, second = harness.write(Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
+    relay = harness.relay(variant)
 
     def over() -> bool:
         relay.tick()
-        return stage.did(second, "delivered")
+        return harness.did(second, "delivered")
 
     wait_for(over, timeout=20)
     relay.stop()
 
 
-def _a_suspect_that_meets_an_outage(stage: Stage, variant: str | None) -> None:
-    head, *_ = stage.write(Draft("k", Behaviour.KILL_BEFORE), Draft("k"), Draft("k"))
-    relay = stage.relay(variant)
-    wait_for(lambda: stage.did(head, "died"))
-    stage.conduct.outage.touch()
+def _a_suspect_that_meets_an_outage(harness: Harness, variant: str | None) -> None:
+    head, *_ = harness.write(Draft("k", Behaviour.KILL_BEFORE), Draft("k"), Draft("k"))
+    relay = harness.relay(variant)
+    wait_for(lambda: harness.did(head, "died"))
+    harness.conduct.outage.touch()
 
     def tried_again() -> bool:
         relay.tick()
-        return stage.did(head, "down")
+        return harness.did(head, "down")
 
     wait_for(tried_again)
-    stage.conduct.outage.unlink()
-    wait_for(stage.finished)
+    harness.conduct.outage.unlink()
+    wait_for(harness.finished)
     relay.stop()
 
 
-def _two_relays(stage: Stage, variant: str | None) -> None:
-    stage.write(Draft("k", Behaviour.MEET), Draft("k"))
-    relays = [stage.relay(variant), stage.relay(variant)]
-    wait_for(stage.finished)
+def _two_relays(harness: Harness, variant: str | None) -> None:
+    harness.write(Draft("k", Behaviour.MEET), Draft("k"))
+    relays = [harness.relay(variant), harness.relay(variant)]
+    wait_for(harness.finished)
     for relay in relays:
         relay.stop()
 
 
-def _a_scheduled_event_that_is_due(stage: Stage, variant: str | None) -> None:
-    (scheduled,) = stage.write(Draft("k", delay=timedelta(milliseconds=1)))
-    stage.write(Draft("k"))
+def _a_scheduled_event_that_is_due(harness: Harness, variant: str | None) -> None:
+    (scheduled,) = harness.write(Draft("k", delay=timedelta(milliseconds=1)))
+    harness.write(Draft("k"))
     # As if the relay had been away for long: both have been due for an hour, the first one a little later.
-    stage.query(
+    harness.query(
         "UPDATE openoutbox_events SET created_at = created_at - interval '1 hour',"
         " available_at = available_at - interval '1 hour'"
         " + CASE WHEN event_id = %(id)s THEN interval '1 minute' ELSE interval '0' END RETURNING 1",
         id=scheduled,
     )
-    stage.written = {id: event.earlier(timedelta(hours=1)) for id, event in stage.written.items()}
-    _run(stage, variant, Draft("other"))
+    harness.written = {id: event.earlier(timedelta(hours=1)) for id, event in harness.written.items()}
+    _run(harness, variant, Draft("other"))
 
 
 SCENES: dict[str, list[Scene]] = {
@@ -166,11 +166,11 @@ SCENES: dict[str, list[Scene]] = {
 def _breaches(scene: Scene, variant: str | None, database: Database, folder: Path) -> list[str]:
     # One slow retry, so that what may overtake the waiting event has all the time it needs.
     retry = {"base_delay": "300ms", "max_delay": "300ms", "max_attempts": 5}
-    with open_stage(
-        database, folder, relay={"lanes": 1}, source={"slots": 1, "retry": retry, **scene.source}
-    ) as stage:
-        scene.play(stage, variant)
-        return check(stage.history())
+    with open_harness(
+        database, folder, hosting={"lanes": 1}, source={"slots": 1, "retry": retry, **scene.source}
+    ) as harness:
+        scene.play(harness, variant)
+        return check(harness.history())
 
 
 def test_every_variant_has_a_scene() -> None:

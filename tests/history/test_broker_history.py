@@ -16,13 +16,13 @@ import pytest
 from tests.databases import Database
 from tests.history.brokers import NAMES, Broker, make_broker
 from tests.history.checker import check
+from tests.history.harness import Draft, Harness, open_harness
 from tests.history.publisher import Behaviour
 from tests.history.random_play import MISHAPS_WITH_BROKER, RandomPlay
-from tests.history.stage import Draft, Stage, open_stage
 from tests.waiting import wait_for
 
 # Shorter shifts would only measure how fast clients connect.
-RELAY = {"lanes": 2, "shift": "2s"}
+HOSTING = {"lanes": 2, "shift": "2s"}
 FAILURE_RATE = 0.05
 
 pytestmark = pytest.mark.faults
@@ -55,12 +55,12 @@ def test_a_broker_that_goes_and_comes_breaks_no_promise(
     rng = random.Random(seed)
     source = {"lease": rng.choice(["row", "slot"])}
     conduct = {"seed": seed, "failure_rate": FAILURE_RATE, "broker": broker}
-    with open_stage(database, tmp_path, relay=RELAY, source=source, **conduct) as stage:
-        stage.relay()
-        stage.relay()
-        RandomPlay(stage, rng, events=400, mishaps=MISHAPS_WITH_BROKER).play()
+    with open_harness(database, tmp_path, hosting=HOSTING, source=source, **conduct) as harness:
+        harness.relay()
+        harness.relay()
+        RandomPlay(harness, rng, events=400, mishaps=MISHAPS_WITH_BROKER).play()
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         assert history.broker_stops == 2
 
@@ -70,39 +70,39 @@ class Scene:
     """A history in which one variant breaks one promise. `breach` is what the checker says then."""
 
     variant: str
-    play: Callable[[Stage, str | None], None]
+    play: Callable[[Harness, str | None], None]
     breach: str
 
 
-def _a_crash_before_delivery(stage: Stage, variant: str | None) -> None:
-    _relay(stage, variant, Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
+def _a_crash_before_delivery(harness: Harness, variant: str | None) -> None:
+    _relay(harness, variant, Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
 
 
-def _a_failure_in_front(stage: Stage, variant: str | None) -> None:
-    _relay(stage, variant, Draft("k", Behaviour.FAIL_FIRST), Draft("k"))
+def _a_failure_in_front(harness: Harness, variant: str | None) -> None:
+    _relay(harness, variant, Draft("k", Behaviour.FAIL_FIRST), Draft("k"))
 
 
-def _nothing_special(stage: Stage, variant: str | None) -> None:
-    _relay(stage, variant, Draft("k"), Draft("k"))
+def _nothing_special(harness: Harness, variant: str | None) -> None:
+    _relay(harness, variant, Draft("k"), Draft("k"))
 
 
-def _a_broker_that_is_away(stage: Stage, variant: str | None) -> None:
-    (event,) = stage.write(Draft("k"))
-    stage.end_broker(kill=False)
-    relay = stage.relay(variant)
-    wait_for(lambda: stage.did(event, "down") or stage.did(event, "acked"))
-    stage.start_broker()
-    wait_for(stage.finished)
+def _a_broker_that_is_away(harness: Harness, variant: str | None) -> None:
+    (event,) = harness.write(Draft("k"))
+    harness.end_broker(kill=False)
+    relay = harness.relay(variant)
+    wait_for(lambda: harness.did(event, "down") or harness.did(event, "acked"))
+    harness.start_broker()
+    wait_for(harness.finished)
     relay.stop()
 
 
-def _relay(stage: Stage, variant: str | None, *drafts: Draft) -> None:
-    stage.write(*drafts)
-    relay = stage.relay(variant)
+def _relay(harness: Harness, variant: str | None, *drafts: Draft) -> None:
+    harness.write(*drafts)
+    relay = harness.relay(variant)
 
     def over() -> bool:
         relay.tick()
-        return stage.finished()
+        return harness.finished()
 
     wait_for(over, timeout=30, what="the end of the backlog")
     relay.stop()
@@ -142,6 +142,6 @@ def _is_caught(scene: Scene, broker: Broker, database: Database, folder: Path) -
 def _breaches(
     scene: Scene, variant: str | None, broker: Broker, database: Database, folder: Path
 ) -> list[str]:
-    with open_stage(database, folder, relay={"lanes": 1}, source={"slots": 1}, broker=broker) as stage:
-        scene.play(stage, variant)
-        return check(stage.history())
+    with open_harness(database, folder, hosting={"lanes": 1}, source={"slots": 1}, broker=broker) as harness:
+        scene.play(harness, variant)
+        return check(harness.history())

@@ -17,13 +17,13 @@ from tests.databases import Database
 from tests.history import variants
 from tests.history.brokers import Broker, make_broker
 from tests.history.checker import check
+from tests.history.harness import Draft, Harness, open_harness
 from tests.history.jeap_table import JeapTable
 from tests.history.publisher import Behaviour
 from tests.history.random_play import HARMLESS, RandomPlay
-from tests.history.stage import Draft, Stage, open_stage
 from tests.waiting import wait_for
 
-RELAY = {"lanes": 2, "shift": "2s"}
+HOSTING = {"lanes": 2, "shift": "2s"}
 MISHAPS = ("kill", "kill", "kill", "restart", "restart", "broker kill")
 SPECIAL = (*HARMLESS, Behaviour.POISON)
 EVENTS = 300
@@ -48,27 +48,27 @@ def test_two_relays_and_a_service_keep_every_promise(
     kafka.start()
     rng = random.Random(seed)
     conduct = {"seed": seed, "failure_rate": FAILURE_RATE, "broker": kafka}
-    with open_stage(database, tmp_path, relay=RELAY, contract=JeapTable, **conduct) as stage:
+    with open_harness(database, tmp_path, hosting=HOSTING, contract=JeapTable, **conduct) as harness:
         # Before anything goes wrong, so that the service has sent something in every history.
-        stage.write(Draft("k", immediate=True))
-        stage.relay()
-        stage.relay()
+        harness.write(Draft("k", immediate=True))
+        harness.relay()
+        harness.relay()
         RandomPlay(
-            stage, rng, EVENTS, special=SPECIAL, mishaps=MISHAPS, delayed=0, immediate=IMMEDIATE
+            harness, rng, EVENTS, special=SPECIAL, mishaps=MISHAPS, delayed=0, immediate=IMMEDIATE
         ).play()
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         # Both ways were gone, and some messages changed from one to the other.
-        assert _senders(stage) == {("service", True), ("r", True), ("r", False)}
+        assert _senders(harness) == {("service", True), ("r", True), ("r", False)}
 
 
-def _senders(stage: Stage) -> set[tuple[str, bool]]:
+def _senders(harness: Harness) -> set[tuple[str, bool]]:
     """Who delivered, and whether that was to be at once."""
-    immediate = dict(stage.query("SELECT message_id::uuid, send_immediately FROM deferred_message"))
+    immediate = dict(harness.query("SELECT message_id::uuid, send_immediately FROM deferred_message"))
     return {
         (entry.process.partition(".")[0].rstrip("0123456789"), immediate[entry.event])
-        for entry in stage.history().entries
+        for entry in harness.history().entries
         if entry.deed == "delivered"
     }
 
@@ -78,49 +78,49 @@ class Scene:
     """A history in which one variant breaks one promise. `breach` is what the checker says then."""
 
     variant: str
-    play: Callable[[Stage, str | None], None]
+    play: Callable[[Harness, str | None], None]
     breach: str
 
 
-def _relay(stage: Stage, variant: str | None, *drafts: Draft) -> None:
-    stage.write(*drafts)
-    relay = stage.relay(variant)
+def _relay(harness: Harness, variant: str | None, *drafts: Draft) -> None:
+    harness.write(*drafts)
+    relay = harness.relay(variant)
 
     def over() -> bool:
         relay.tick()
-        return stage.finished()
+        return harness.finished()
 
     wait_for(over, timeout=20, what="the end of the backlog")
     relay.stop()
 
 
-def _a_crash_before_delivery(stage: Stage, variant: str | None) -> None:
-    _relay(stage, variant, Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
+def _a_crash_before_delivery(harness: Harness, variant: str | None) -> None:
+    _relay(harness, variant, Draft("k", Behaviour.KILL_BEFORE), Draft("k"))
 
 
-def _a_failure_in_front_of_its_topic(stage: Stage, variant: str | None) -> None:
-    _relay(stage, variant, Draft(None, Behaviour.FAIL_FIRST), Draft(None), Draft(None, type="other"))
+def _a_failure_in_front_of_its_topic(harness: Harness, variant: str | None) -> None:
+    _relay(harness, variant, Draft(None, Behaviour.FAIL_FIRST), Draft(None), Draft(None, type="other"))
 
 
-def _nothing_special(stage: Stage, variant: str | None) -> None:
-    _relay(stage, variant, Draft("k"), Draft("k"))
+def _nothing_special(harness: Harness, variant: str | None) -> None:
+    _relay(harness, variant, Draft("k"), Draft("k"))
 
 
-def _a_service_that_takes_its_time(stage: Stage, variant: str | None) -> None:
+def _a_service_that_takes_its_time(harness: Harness, variant: str | None) -> None:
     """The relay is at work while the message is committed and not yet sent by its service."""
-    (first,) = stage.write(Draft("k"))
-    relay = stage.relay(variant)
-    table = stage.table
+    (first,) = harness.write(Draft("k"))
+    relay = harness.relay(variant)
+    table = harness.table
     assert isinstance(table, JeapTable)
-    wait_for(lambda: stage.did(first, "delivered"))
+    wait_for(lambda: harness.did(first, "delivered"))
 
     def in_the_meantime() -> None:
-        (later,) = stage.write(Draft("k"))
-        wait_for(lambda: stage.did(later, "delivered"))
+        (later,) = harness.write(Draft("k"))
+        wait_for(lambda: harness.did(later, "delivered"))
 
     table.before_sending(in_the_meantime)
-    stage.write(Draft("k", immediate=True))
-    wait_for(stage.finished)
+    harness.write(Draft("k", immediate=True))
+    wait_for(harness.finished)
     relay.stop()
 
 
@@ -149,6 +149,6 @@ class TestEachVariant:
 
 def _breaches(scene: Scene, variant: str | None, database: Database, folder: Path) -> list[str]:
     source = {"slots": 1, "retry": {"base_delay": "300ms", "max_delay": "300ms", "max_attempts": 5}}
-    with open_stage(database, folder, relay={"lanes": 1}, source=source, contract=JeapTable) as stage:
-        scene.play(stage, variant)
-        return check(stage.history())
+    with open_harness(database, folder, hosting={"lanes": 1}, source=source, contract=JeapTable) as harness:
+        scene.play(harness, variant)
+        return check(harness.history())

@@ -11,11 +11,11 @@ import pytest
 from tests.databases import Database
 from tests.history.checker import check
 from tests.history.foreign import ForeignRelay
+from tests.history.harness import open_harness
 from tests.history.history import History
 from tests.history.random_play import HARMLESS, RandomPlay
-from tests.history.stage import open_stage
 
-RELAY = {"lanes": 2, "shift": "500ms"}
+HOSTING = {"lanes": 2, "shift": "500ms"}
 FAILURE_RATE = 0.08
 
 pytestmark = pytest.mark.faults
@@ -31,12 +31,12 @@ def test_two_relays_keep_every_promise(
 ) -> None:
     rng = random.Random(seed)
     conduct = {"seed": seed, "failure_rate": FAILURE_RATE, "keeps_order": rng.random() < 0.5}
-    with open_stage(database, tmp_path, relay=RELAY, source=source, **conduct) as stage:
-        stage.relay()
-        stage.relay()
-        RandomPlay(stage, rng).play()
+    with open_harness(database, tmp_path, hosting=HOSTING, source=source, **conduct) as harness:
+        harness.relay()
+        harness.relay()
+        RandomPlay(harness, rng).play()
 
-        assert check(stage.history()) == []
+        assert check(harness.history()) == []
 
 
 def test_a_relay_of_another_make_may_compete(
@@ -44,15 +44,15 @@ def test_a_relay_of_another_make_may_compete(
 ) -> None:
     """No event is taken by both while its lease holds."""
     source = {"ordering": "none", "lease_timeout": "2s"}
-    with open_stage(
-        database, tmp_path, relay=RELAY, source=source, seed=seed, failure_rate=FAILURE_RATE
-    ) as stage:
-        stage.relay()
-        batch_size = stage.settings.sources["outbox"].batch_size
-        stage.relays.append(ForeignRelay(database.url, stage.conduct, batch_size))
-        RandomPlay(stage, random.Random(seed), special=HARMLESS).play()
+    with open_harness(
+        database, tmp_path, hosting=HOSTING, source=source, seed=seed, failure_rate=FAILURE_RATE
+    ) as harness:
+        harness.relay()
+        batch_size = harness.settings.sources["outbox"].batch_size
+        harness.relays.append(ForeignRelay(database.url, harness.conduct, batch_size))
+        RandomPlay(harness, random.Random(seed), special=HARMLESS).play()
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         assert _makes(history) == {"r0", "foreign"}
 

@@ -22,7 +22,7 @@ from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
 from outspark.relay.blocked_keys import BlockedKeys
 from outspark.relay.loop import SourceLoop
-from outspark.relay.ownership import Tenure
+from outspark.relay.ownership import SlotOwnership
 from outspark.relay.source import Batch
 from tests.history import passing
 
@@ -55,18 +55,18 @@ def skip_locked_heads() -> None:
 def hold_nothing() -> None:
     """Everything goes out in one wave, to a publisher that does not keep order."""
 
-    def next_wave(waiting: Sequence[waves.Parcel], failed: set[str]) -> Any:
+    def next_wave(waiting: Sequence[waves.Routed], failed: set[str]) -> Any:
         return list(waiting), []
 
     _set(waves, "next_wave", next_wave)
 
 
 def go_on_after_dead() -> None:
-    def passed(outcome: Outcome | None) -> bool:
+    def is_success(outcome: Outcome | None) -> bool:
         return outcome is not None and not isinstance(outcome, Retry | Held)
 
-    assert waves.passed(Dead("")) is False
-    _set(waves, "passed", passed)
+    assert waves.is_success(Dead("")) is False
+    _set(waves, "is_success", is_success)
 
 
 def work_without_owning() -> None:
@@ -98,10 +98,10 @@ def never_adopt() -> None:
 def keep_blocked_suspects() -> None:
     """What stands behind a suspect that did not pass goes out when its key is free, even before that one."""
 
-    def clear_blocked(self: Tenure) -> None:
+    def clear_blocked(self: SlotOwnership) -> None:
         return
 
-    _set(Tenure, "clear_blocked", clear_blocked)
+    _set(SlotOwnership, "clear_blocked", clear_blocked)
 
 
 def believe_in_delivery() -> None:

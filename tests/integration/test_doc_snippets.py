@@ -15,7 +15,7 @@ from outspark.contracts.openoutbox.table import ddl
 from outspark.delivery.routing import Router
 from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.lane import Lane
-from outspark.relay.spec import share_out
+from outspark.relay.spec import assign_slots
 from tests.databases import Database
 from tests.history.brokers import make_broker
 from tests.history.passing import SEND_HEADER
@@ -74,7 +74,7 @@ def test_what_the_readme_sends_to_arrives(name: str, outbox: Database) -> None:
         # All as in the README, but for the host and port; a webhook on this machine must be allowed.
         real, shown = address.url.get_secret_value(), TO[name]
         url = real if name == "http" else f"{shown.partition('://')[0]}://{real.partition('://')[2]}"
-        settings = load(None, {}, {"source.url": outbox.url, "to": url, "relay.lanes": 1})
+        settings = load(None, {}, {"source.url": outbox.url, "to": url, "hosting.lanes": 1})
         if name == "http":
             settings = settings.model_copy(update={"destinations": {"default": address}})
         _deliver(settings, outbox)
@@ -94,5 +94,5 @@ def _deliver(settings: Settings, outbox: Database) -> None:
         row = conn.execute("SELECT count(*) FROM openoutbox_events WHERE status <> 'DELIVERED'").fetchone()
         return row == (0,)
 
-    [spec] = share_out(settings, "test", {})
+    [spec] = assign_slots(settings, "test", {})
     Lane(spec).run(done)

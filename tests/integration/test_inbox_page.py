@@ -42,7 +42,7 @@ def nats_alone() -> Iterator[Nats]:
 
 
 @pytest.fixture
-def place(
+def harness(
     database: Database, nats_alone: Nats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Database]:
     """A working folder with what the page shows, and all that it takes for granted."""
@@ -69,7 +69,7 @@ async def publish(url: str, messages: list[tuple[str, str, dict[str, Any]]]) -> 
     await client.close()
 
 
-def test_the_page_bills_each_order_once(place: Database, nats_alone: Nats) -> None:
+def test_the_page_bills_each_order_once(harness: Database, nats_alone: Nats) -> None:
     init = next(line for line in block("sh", "outspark init").splitlines() if "init" in line)
     done = CliRunner().invoke(app, shlex.split(init, comments=True)[1:])
     assert done.exit_code == 0, done.output
@@ -82,7 +82,7 @@ def test_the_page_bills_each_order_once(place: Database, nats_alone: Nats) -> No
         ("order.placed", "m6", {"order": "nine"}),
     ]
     asyncio.run(publish(nats_alone.url, [*placed, *others, *placed]))
-    conn = place.connect()
+    conn = harness.connect()
 
     def waiting() -> int:
         row = conn.execute("SELECT count(*) FILTER (WHERE status <> 'pending') FROM inbox_events").fetchone()

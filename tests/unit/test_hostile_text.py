@@ -31,7 +31,7 @@ from outspark.event import Event, Message
 from outspark.inbox import AcceptSettings, Received, Router
 from outspark.inbox.intake.encoding import fault
 from outspark.inbox.intake.message import Reader
-from outspark.inbox.outcome import judge
+from outspark.inbox.outcome import outcome_of
 from outspark.observability import logs, otel
 from outspark.outbox.new_event import Limits
 from outspark.outbox.omnibox import NewOutboxEvent
@@ -96,7 +96,7 @@ READ: dict[str, Callable[[str], object]] = {
     "redact": redact,
     "storable": redaction.storable,
     "an error's text": lambda text: redaction.of(ValueError(text)),
-    "a handler's error": lambda text: judge(ValueError(text)),
+    "a handler's error": lambda text: outcome_of(ValueError(text)),
     "rabbitmq's size": rabbitmq_wire.too_large_over,
     "rabbitmq's topic": rabbitmq_wire.forbidden_topic,
     "nats's violation": lambda text: client.violation(ValueError(text)),

@@ -47,21 +47,21 @@ def test_handlers_that_cannot_be_loaded_say_why(name: str, complaint: str) -> No
 
 def settings(lanes: int = 1, **inboxes: dict[str, Any]) -> Settings:
     given = {name: {"url": "postgresql://h/d", "group": name, **inbox} for name, inbox in inboxes.items()}
-    return Settings.model_validate({"relay": {"id": "till", "lanes": lanes}, "inboxes": given})
+    return Settings.model_validate({"relay": {"id": "till"}, "hosting": {"lanes": lanes}, "inboxes": given})
 
 
 def test_every_inbox_has_lanes_for_each_task() -> None:
     given = settings(2, a={"feed": FEED, "app": "m:r"}, b={"feed": FEED, "app": "m:r"})
-    specs = inbox_lanes(given, ["a", "b"], ["take", "work"], "i", {})
+    specs = inbox_lanes(given, ["a", "b"], ["consume", "handle"], "i", {})
 
     assert [spec.lane for spec in specs] == list(range(8))
     assert [(spec.name, spec.task, spec.number) for spec in specs[:4]] == [
-        ("a", "take", 0),
-        ("a", "take", 1),
-        ("a", "work", 0),
-        ("a", "work", 1),
+        ("a", "consume", 0),
+        ("a", "consume", 1),
+        ("a", "handle", 0),
+        ("a", "handle", 1),
     ]
-    assert [spec.member for spec in specs if spec.task == "take"] == [
+    assert [spec.member for spec in specs if spec.task == "consume"] == [
         "till-a-0",
         "till-a-1",
         "till-b-0",
@@ -70,7 +70,7 @@ def test_every_inbox_has_lanes_for_each_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "missing"), [("take", "inboxes.a.feed is needed"), ("work", "inboxes.a.app is needed")]
+    ("task", "missing"), [("consume", "inboxes.a.feed is needed"), ("handle", "inboxes.a.app is needed")]
 )
 def test_a_task_without_what_it_needs_is_refused(task: Task, missing: str) -> None:
     with pytest.raises(SettingsError, match=missing):
@@ -78,6 +78,6 @@ def test_a_task_without_what_it_needs_is_refused(task: Task, missing: str) -> No
 
 
 def test_a_spec_travels() -> None:
-    [spec] = inbox_lanes(settings(a={"feed": FEED}), ["a"], ["take"], "i", {"OTEL_SERVICE_NAME": "x"})
+    [spec] = inbox_lanes(settings(a={"feed": FEED}), ["a"], ["consume"], "i", {"OTEL_SERVICE_NAME": "x"})
 
     assert pickle.loads(pickle.dumps(spec)) == spec

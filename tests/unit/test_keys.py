@@ -92,13 +92,13 @@ def test_parked_keys_are_those_of_the_last_look() -> None:
 
     keys.park_only({"k", "l"})
     assert "k" in keys
-    freed = keys.freed
+    freed = keys.version
     keys.park_only({"l", "m"})
 
     assert "k" not in keys
-    assert keys.freed == freed + 1
+    assert keys.version == freed + 1
     keys.park_only({"l", "m", "n"})
-    assert keys.freed == freed + 1
+    assert keys.version == freed + 1
 
 
 def test_clear_frees_everything() -> None:

@@ -37,23 +37,25 @@ def refusal(path: Path | None = None, environ: dict[str, str] | None = None, **o
 
 def test_nothing_at_all_gives_the_defaults(folder: Path) -> None:
     settings = load()
-    assert settings.relay.lanes == 2
+    assert settings.hosting.lanes == 2
     assert settings.sources == {}
 
 
 def test_environment_beats_file_and_flags_beat_both(folder: Path) -> None:
-    write(folder, f'[relay]\nlanes = 2\nshift = "20s"\n[sources.orders]\nurl = "{URL}"\n[server]\nport = 1\n')
+    write(
+        folder, f'[hosting]\nlanes = 2\nshift = "20s"\n[sources.orders]\nurl = "{URL}"\n[server]\nport = 1\n'
+    )
     settings = load(
         None,
         {
-            "OUTSPARK__RELAY__LANES": "4",
+            "OUTSPARK__HOSTING__LANES": "4",
             "OUTSPARK__SERVER__PORT": "2",
             "OUTSPARK__SOURCES__ORDERS__SLOTS": "32",
         },
         {"server.port": 3, "source.table": "public.outbox"},
     )
-    assert settings.relay.lanes == 4
-    assert settings.relay.shift == timedelta(seconds=20)
+    assert settings.hosting.lanes == 4
+    assert settings.hosting.shift == timedelta(seconds=20)
     assert settings.server.port == 3
     assert settings.sources["orders"].slots == 32
     assert settings.sources["orders"].table == "public.outbox"
@@ -207,10 +209,12 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         folder,
         """
         lanes = 3
-        [relay]
+        [hosting]
         lanes = "many"
         shfit = "10s"
+        [relay]
         grace = "soon"
+        master = "yarn"
         [sources.orders]
         url = "postgresql://ada:${NOWHERE}@db/shop"
         ordering = "keys"
@@ -221,18 +225,19 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         """,
     )
     assert refusal(environ={"OUTSPARK__SERVER__PORT": "70000"}) == (
-        "9 settings are wrong:\n"
+        "10 settings are wrong:\n"
         "  sources.orders.url (outspark.toml): the environment variable NOWHERE is not set\n"
-        "  relay.lanes = 'many' (outspark.toml): must be a whole number from 1 to 256\n"
+        "  hosting.lanes = 'many' (outspark.toml): must be a whole number from 1 to 256\n"
+        "  hosting.shfit (outspark.toml): unknown key; did you mean shift?\n"
         "  relay.grace = 'soon' (outspark.toml): not a duration: 'soon'; write a number with a unit, such as"
         " 500ms, 30s, 3m, 12h or 7d\n"
-        "  relay.shfit (outspark.toml): unknown key; did you mean shift?\n"
+        "  relay.master (outspark.toml): unknown key; did you mean hosting.master?\n"
         "  server.port = '70000' (environment variable OUTSPARK__SERVER__PORT): must be a whole number"
         " from 0 to 65535\n"
         '  sources.orders.ordering = \'keys\' (outspark.toml): must be "key" or "none"\n'
         "  sources.orders.retry.jitter = 2 (outspark.toml): must be a number from 0 to 1\n"
         "  sources.billing.url is needed. PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.\n"
-        "  lanes (outspark.toml): unknown key; did you mean relay.lanes?"
+        "  lanes (outspark.toml): unknown key; did you mean hosting.lanes?"
     )
 
 
@@ -282,8 +287,8 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         ),
         (
             {},
-            {"relay.lanes": Given(0, "flag --lanes")},
-            "relay.lanes = 0 (flag --lanes): must be a whole number from 1 to 256",
+            {"hosting.lanes": Given(0, "flag --lanes")},
+            "hosting.lanes = 0 (flag --lanes): must be a whole number from 1 to 256",
         ),
         (
             {},
@@ -367,16 +372,16 @@ def test_passwords_are_redacted(text: str, safe: str) -> None:
     [
         (
             "150s",
-            "relay.stuck_after = 2m30s must be longer than destinations.slow.publish_timeout, which is 2m30s",
+            "hosting.stuck_after = 2m30s must be longer than destinations.slow.publish_timeout, which is 2m30s",
         ),
         ("151s", None),
     ],
 )
 def test_a_lane_at_work_is_no_lane_that_hangs(folder: Path, stuck_after: str, wrong: str | None) -> None:
     slow = "[destinations.slow]\ntype = 'null'\npublish_timeout = '150s'\n"
-    write(folder, f"[relay]\nstuck_after = '{stuck_after}'\n[sources.a]\nurl = '{URL}'\n{slow}")
+    write(folder, f"[hosting]\nstuck_after = '{stuck_after}'\n[sources.a]\nurl = '{URL}'\n{slow}")
     if wrong is None:
-        assert load().relay.stuck_after == timedelta(seconds=151)
+        assert load().hosting.stuck_after == timedelta(seconds=151)
     else:
         assert wrong in refusal()
 
@@ -430,7 +435,7 @@ def test_routes_that_lead_nowhere_are_told_with_all_the_rest(folder: Path) -> No
     write(
         folder,
         f"""
-[relay]
+[hosting]
 lanes = 0
 [sources.a]
 url = "{URL}"
@@ -450,9 +455,9 @@ destination = "cache"
     ]
     first, *lines = refusal().splitlines()
     assert first == "4 settings are wrong:"
-    assert lines[0].startswith("  relay.lanes = 0 (outspark.toml): must be ")
+    assert lines[0].startswith("  hosting.lanes = 0 (outspark.toml): must be ")
     assert [line.replace("(outspark.toml): ", "") for line in lines[1:]] == [f"  {line}" for line in nowhere]
-    assert refusal(None, {}, **{"relay.lanes": 2}).replace("(outspark.toml): ", "").splitlines() == [
+    assert refusal(None, {}, **{"hosting.lanes": 2}).replace("(outspark.toml): ", "").splitlines() == [
         "3 settings are wrong:",
         *(f"  {line}" for line in nowhere),
     ]

@@ -28,10 +28,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def _look(polling: Polling, clock: Clock, takes: float) -> float:
     """How long after the beginning of an empty look the next one is due."""
     began = clock.now
-    polling.about_to_look()
+    polling.before_poll()
     clock.now += takes
-    polling.found_nothing()
-    return polling.next_look - began
+    polling.after_empty_poll()
+    return polling.next_poll - began
 
 
 def test_looks_are_a_fixed_time_apart_whatever_they_take(clock: Clock) -> None:
@@ -50,6 +50,6 @@ def test_who_finds_nothing_for_a_second_looks_ever_more_rarely(clock: Clock) -> 
     assert waits[:PATIENCE] == pytest.approx([QUICK] * PATIENCE)
     assert waits[PATIENCE:] == sorted(waits[PATIENCE:])
     assert waits[-1] == pytest.approx(0.5)
-    polling.worked(more=True)
-    assert polling.next_look == 0.0
+    polling.after_batch(more=True)
+    assert polling.next_poll == 0.0
     assert _look(polling, clock, takes=0.001) == pytest.approx(QUICK)

@@ -19,7 +19,8 @@ def test_every_section_of_the_settings_is_there() -> None:
         assert f"## `{section}`" in page
     assert "| `at_least` |" in page.partition("## `[sources.NAME.dead_guard]`")[2].partition("## ")[0]
     assert [line for line in page.splitlines() if "| the host's name |" in line] == [
-        "| `id` | text of 1 to 100 characters | the host's name | Name of this relay. |"
+        "| `id` | text of 1 to 100 characters | the host's name | Name of this relay, or of "
+        "this deployment of inboxes. |"
     ]
     assert "| `lanes` | a whole number from 1 to 256 | `2` |" in page
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from outspark.config.settings import Settings
-from outspark.relay.spec import LaneSpec, databases, share_out
+from outspark.relay.spec import RelayLaneSpec, assign_slots, databases
 
 
 def settings(lanes: int, **sources: dict[str, Any]) -> Settings:
     return Settings.model_validate(
         {
-            "relay": {"lanes": lanes},
+            "hosting": {"lanes": lanes},
             "sources": {
                 name: {"url": "postgresql://h/d", "table": name, **source} for name, source in sources.items()
             },
@@ -24,25 +24,25 @@ def settings(lanes: int, **sources: dict[str, Any]) -> Settings:
     )
 
 
-def shares(specs: list[LaneSpec]) -> list[dict[str, tuple[int, ...]]]:
-    return [{share.name: share.slots for share in spec.shares} for spec in specs]
+def sources(specs: list[RelayLaneSpec]) -> list[dict[str, tuple[int, ...]]]:
+    return [{assigned.name: assigned.slots for assigned in spec.sources} for spec in specs]
 
 
 def test_slots_go_round() -> None:
-    assert shares(share_out(settings(2, a={"slots": 3}, b={"slots": 3}), "i", {})) == [
+    assert sources(assign_slots(settings(2, a={"slots": 3}, b={"slots": 3}), "i", {})) == [
         {"a": (0, 2), "b": (1,)},
         {"a": (1,), "b": (0, 2)},
     ]
 
 
 def test_lanes_without_slots_are_left_out() -> None:
-    specs = share_out(settings(4, a={"slots": 2}), "i", {})
+    specs = assign_slots(settings(4, a={"slots": 2}), "i", {})
 
     assert [spec.lane for spec in specs] == [0, 1]
 
 
 def test_a_source_without_order_goes_to_every_lane() -> None:
-    assert shares(share_out(settings(2, a={"ordering": "none"}, b={"slots": 1}), "i", {})) == [
+    assert sources(assign_slots(settings(2, a={"ordering": "none"}, b={"slots": 1}), "i", {})) == [
         {"a": (), "b": (0,)},
         {"a": ()},
     ]
@@ -51,37 +51,37 @@ def test_a_source_without_order_goes_to_every_lane() -> None:
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize("slots", [1, 7, 256])
 def test_every_slot_has_exactly_one_lane(lanes: int, slots: int) -> None:
-    specs = share_out(settings(lanes, a={"slots": slots}), "i", {})
+    specs = assign_slots(settings(lanes, a={"slots": slots}), "i", {})
 
-    assert sorted(slot for spec in specs for share in spec.shares for slot in share.slots) == list(
+    assert sorted(slot for spec in specs for assigned in spec.sources for slot in assigned.slots) == list(
         range(slots)
     )
 
 
 def test_a_spec_travels() -> None:
-    (spec,) = share_out(settings(1, a={}), "i", {"OTEL_SERVICE_NAME": "x"})
+    (spec,) = assign_slots(settings(1, a={}), "i", {"OTEL_SERVICE_NAME": "x"})
 
     assert pickle.loads(pickle.dumps(spec)) == spec
     later = spec.for_shift(7, timedelta(seconds=2))
-    assert (later.shift, later.relay.shift) == (7, timedelta(seconds=2))
+    assert (later.shift, later.hosting.shift) == (7, timedelta(seconds=2))
 
 
 def test_instances_and_lanes_have_batons_and_instances_have_channels_of_their_own() -> None:
-    one, two = share_out(settings(2, a={}), "one", {})
-    (other, _) = share_out(settings(2, a={}), "two", {})
+    one, two = assign_slots(settings(2, a={}), "one", {})
+    (other, _) = assign_slots(settings(2, a={}), "two", {})
 
     assert len({one.baton, two.baton, other.baton}) == 3
-    assert one.for_shift(3, one.relay.shift).baton == one.baton
+    assert one.for_shift(3, one.hosting.shift).baton == one.baton
     assert one.channel == two.channel != other.channel
     assert all(-(2**31) <= number < 2**31 for number in one.baton + other.baton)
 
 
 def test_a_lane_has_one_connection_to_each_database() -> None:
-    (spec,) = share_out(settings(1, a={}, b={"table": "other"}, c={"url": "postgresql://h/e"}), "i", {})
+    (spec,) = assign_slots(settings(1, a={}, b={"table": "other"}, c={"url": "postgresql://h/e"}), "i", {})
 
-    grouped = databases(spec.shares)
+    grouped = databases(spec.sources)
 
-    assert {url: [share.name for share in group] for url, group in grouped.items()} == {
+    assert {url: [assigned.name for assigned in group] for url, group in grouped.items()} == {
         "postgresql://h/d": ["a", "b"],
         "postgresql://h/e": ["c"],
     }

@@ -13,7 +13,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 
 from outspark.brokers.feed import Outage, Received
 from outspark.brokers.kafka.client import Client, ClientLog
-from outspark.brokers.kafka.feed_commit import Partition, Soon, close_later, commit
+from outspark.brokers.kafka.feed_commit import AsyncCommits, Partition, close_later, commit
 from outspark.brokers.kafka.feed_errors import LATER, NOT_OURS, Faults, is_fatal, is_missing, text
 from outspark.brokers.kafka.feed_options import kafka_feed_options
 from outspark.brokers.kafka.tls import explained
@@ -43,7 +43,7 @@ class KafkaFeed:
         """Offsets that the brokers have not heard of, though they were told: a rebalance was in progress."""
         self._reached: dict[Partition, int] = {}
         """The last offsets that were told: none before them must be told again."""
-        self._soon = Soon()
+        self._soon = AsyncCommits()
         self._stock: list[Received] = []
         """Slipped in while nothing was to be taken."""
         self._held = False
@@ -123,7 +123,7 @@ class KafkaFeed:
     def _open(self) -> Consumer:
         if self._consumer is None:
             self._faults = Faults(self._outage, self._describe)
-            self._soon = Soon()
+            self._soon = AsyncCommits()
             ours = {"error_cb": self._faults, "logger": ClientLog(), "on_commit": self._soon}
             consumer = Consumer({**self._options.client, **ours})
             self._consumer = consumer

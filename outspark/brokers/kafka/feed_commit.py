@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 Partition = tuple[str, int]
 
 
-class Soon:
+class AsyncCommits:
     """Commits of one consumer that nobody waits for. Not part of the feed, which may have another consumer by then."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from outspark.contracts.jeap import relay, table
-from outspark.contracts.jeap.maintenance import JeapUpkeep
+from outspark.contracts.jeap.maintenance import JeapMaintenance
 from outspark.database import attempts
 from outspark.database.names import TableName
 
@@ -21,10 +21,10 @@ class Jeap:
     statements = staticmethod(table.statements)
     metadata = staticmethod(table.metadata)
     check_table = staticmethod(table.check_table)
-    lane_statements = staticmethod(relay.lane_statements)
+    relay_statements = staticmethod(relay.relay_statements)
     lock_table = staticmethod(table.shedlock)
     header_table = staticmethod(table.header_table)
-    upkeep = JeapUpkeep
+    maintenance = JeapMaintenance
 
     @staticmethod
     def side_tables(table: TableName) -> Mapping[str, str]:

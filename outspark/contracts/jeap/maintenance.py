@@ -14,7 +14,7 @@ from psycopg import sql
 from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import UNSENT
 from outspark.contracts.maintenance import DeadFilter, Finished, Gauge, PrunedBatch, Stats
-from outspark.contracts.maintenance_sql import StatementUpkeep, UpkeepStatements, whole_number
+from outspark.contracts.maintenance_sql import MaintenanceSql, SqlMaintenance, whole_number
 from outspark.database import attempts
 from outspark.database.times import readable
 from outspark.observability.metrics import JEAP_FAILED_COUNT, JEAP_READY_COUNT
@@ -113,10 +113,10 @@ WHERE a.source = %(source)s AND NOT EXISTS (
 RETURNING 1"""
 
 
-class JeapUpkeep(StatementUpkeep):
+class JeapMaintenance(SqlMaintenance):
     """A claim leaves no mark, so there is nothing to reap."""
 
-    statements = UpkeepStatements(
+    statements = MaintenanceSql(
         stats=STATS,
         delivered_exactly=SENT_EXACTLY,
         delivered_estimate=SENT_ESTIMATE,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import LAZILY, LaneStatements, Timer
+from outspark.contracts.contract import ASYNC_COMMIT, RelayStatements, Timer
 from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.database.arrays import text_array
 from outspark.database.attempts import attempts_table
 from outspark.database.names import TableName
-from outspark.database.predicates import bounded, not_blocked, still
+from outspark.database.predicates import bounded, hide_from_planner, not_blocked
 from outspark.database.slots import FENCE, slots_table
 from outspark.database.times import readable, seconds_until
 from outspark.event import Event
@@ -79,7 +79,7 @@ UPDATE {table} e SET sent_scheduled = clock_timestamp(), failed = NULL, resend =
 WHERE e.id = ANY(%(ids)s::bigint[]) AND {still_waiting} AND (SELECT holds FROM fence)
 """
 
-_DELIVER_ALL = f"{_DELIVER}  AND {{lazily}}"
+_DELIVER_ALL = f"{_DELIVER}  AND {{async_commit}}"
 
 _SETTLE = """
 -- Settle the rest: skipped counts as sent, dead as failed. What waits for its next try stays as it is.
@@ -92,12 +92,12 @@ WITH {fence}, outcomes AS MATERIALIZED (
       fail_reason = CASE o.state WHEN 'dead' THEN CASE o.kind {reasons} END ELSE e.fail_reason END,
       resend = false
   FROM outcomes o
-  WHERE e.id = o.id AND o.state <> 'ready' AND {still_waiting} AND (SELECT holds FROM fence)
+  WHERE e.id = o.id AND o.state <> 'pending' AND {still_waiting} AND (SELECT holds FROM fence)
   RETURNING 1
 )
 SELECT 1 FROM settled
 UNION ALL
-SELECT 1 FROM outcomes o WHERE o.state = 'ready' AND (SELECT holds FROM fence)
+SELECT 1 FROM outcomes o WHERE o.state = 'pending' AND (SELECT holds FROM fence)
 """
 
 _SUSPECTS = """
@@ -108,7 +108,7 @@ WHERE {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.sch
 ORDER BY e.id LIMIT %(limit)s
 """
 
-_COUNT = """
+_COUNT_ATTEMPT = """
 -- Count an attempt before a suspect goes out, so that one that kills its lane ends as failed.
 WITH {fence}, tried AS (
   INSERT INTO {attempts_table} AS a (source, event_id, attempts, error)
@@ -128,7 +128,7 @@ _NONE_WAITING = """
 SELECT NULL::text, NULL::text, NULL::float8 WHERE false
 """
 
-_PARKED = """
+_KEYS_BEHIND_DEAD = """
 -- What waits behind a failed message.
 SELECT DISTINCT {order_key} FROM {table} e
 WHERE e.failed IS NOT NULL AND e.resend IS NOT TRUE AND {slot} = ANY(%(slots)s::int[])
@@ -155,9 +155,9 @@ ORDER BY e.id LIMIT 1
 """
 
 
-def lane_statements(
+def relay_statements(
     table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
-) -> LaneStatements:
+) -> RelayStatements:
     """Owned slots and no mark on rows: settings allow nothing else on this table.
 
     Stored headers are read where the connection shows a table of them.
@@ -178,7 +178,7 @@ def lane_statements(
         "table": table.identifier,
         "order_key": ordered_by,
         "not_blocked": not_blocked(ordered_by),
-        "lazily": sql.SQL(LAZILY),
+        "async_commit": sql.SQL(ASYNC_COMMIT),
         "unsent": unsent,
         "waiting": sql.SQL(_WAITING).format(unsent=unsent),
         "event": event,
@@ -191,13 +191,13 @@ def lane_statements(
     }
     reasons = (f"WHEN '{kind}' THEN '{reason}'" for kind, reason in FAIL_REASONS.items())
     parts["reasons"] = sql.SQL(" ".join(reasons))
-    parts["still_waiting"] = still(parts["waiting"])
+    parts["still_waiting"] = hide_from_planner(parts["waiting"])
     parts["ready"] = sql.SQL(_READY).format(**parts)
 
     def text(template: str) -> str:
         return sql.SQL(template).format(**parts).as_string(None)
 
-    return LaneStatements(
+    return RelayStatements(
         claim=text(_CLAIM),
         claim_ids=text(_CLAIM_IDS),
         deliver=text(_DELIVER),
@@ -205,9 +205,9 @@ def lane_statements(
         settle=text(_SETTLE),
         adopt=text(_NONE_WAITING),
         suspects=text(_SUSPECTS),
-        count=text(_COUNT),
-        waiting=text(_NONE_WAITING),
-        parked=text(_PARKED),
+        count_attempt=text(_COUNT_ATTEMPT),
+        keys_in_backoff=text(_NONE_WAITING),
+        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
         next_due=text(_NEXT_DUE),
         oldest=text(_OLDEST),
         pack=text_array,

@@ -10,7 +10,7 @@ import psycopg
 
 from outspark.contracts.omnibox import relay
 from outspark.contracts.omnibox import table as tables
-from outspark.contracts.omnibox.maintenance import OmniboxUpkeep
+from outspark.contracts.omnibox.maintenance import OmniboxMaintenance
 from outspark.database.check import Finding
 from outspark.database.names import TableName
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 class Omnibox:
     """Everything the rest of Outspark knows about this kind of table. Tables are given as `TableName`.
 
-    `inbox` and `partitioned` say which of the four tables is to be made or checked. Lanes and upkeep are for outboxes,
-    and see for themselves whether those are partitioned.
+    `inbox` and `partitioned` say which of the four tables is to be made or checked. Lanes and maintenance are for
+    outboxes, and find out by themselves whether those are partitioned.
     """
 
     inbox: bool = False
     partitioned: bool = False
     name: ClassVar[str] = "omnibox"
 
-    lane_statements = staticmethod(relay.lane_statements)
+    relay_statements = staticmethod(relay.relay_statements)
     ready_index = staticmethod(tables.ready_index)
-    upkeep = OmniboxUpkeep
+    maintenance = OmniboxMaintenance
 
     @property
     def default_table(self) -> str:

@@ -19,11 +19,11 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import LAZILY
+from outspark.contracts.contract import ASYNC_COMMIT
 from outspark.contracts.omnibox.inbox_guard import beside
 from outspark.contracts.omnibox.inbox_ids import AHEAD, ID, START
 from outspark.database.names import TableName, resolve
-from outspark.database.predicates import not_blocked, size, still
+from outspark.database.predicates import hide_from_planner, not_blocked, size
 from outspark.database.times import readable, same, seconds_until
 
 KEY_HEADER: Final = "partition_key"
@@ -90,9 +90,9 @@ WHERE message_id = ANY(%(message_ids)s::text[]) AND consumer_group = %(group)s
   AND {still_pending}"""
 
 LOCK_ACCEPT = """
--- Let nobody else take in what these shares of ids and keys hold, until the end of the transaction
-SELECT pg_advisory_xact_lock(%(class)s::int, share), current_setting('transaction_isolation')
-FROM unnest(%(shares)s::int[]) AS share"""
+-- Let nobody else take in what these buckets of ids and keys hold, until the end of the transaction
+SELECT pg_advisory_xact_lock(%(class)s::int, bucket), current_setting('transaction_isolation')
+FROM unnest(%(buckets)s::int[]) AS bucket"""
 
 _EVENT = f"""e.id::text, {readable("e.created_at")} AS created_at, e.event_type, e.message_id, e.consumer_group,
   e.source, e.payload::text, e.headers, e.trace_id, e.idempotency_key, e.correlation_id, e.causation_id,
@@ -115,7 +115,7 @@ _THIS = f"e.id = %(id)s::uuid AND {same('e.created_at', '%(created_at)s::timesta
 _LOCK = """
 UPDATE {table} e
 SET locked_at = clock_timestamp(), locked_by = %(token)s, updated_at = clock_timestamp()
-FROM chosen o WHERE e.id = o.id {same_time} AND {lazily}
+FROM chosen o WHERE e.id = o.id {same_time} AND {async_commit}
 RETURNING {event}, o.position"""
 
 # What was tried before goes alone, so that an event that kills its worker takes no other with it.
@@ -336,7 +336,7 @@ def resolve_inbox(conn: psycopg.Connection[Any], table: TableName) -> TableName:
 
 def accept_statements(table: TableName) -> AcceptStatements:
     def text(template: str) -> str:
-        parts = {"table": table.identifier, "still_pending": still(sql.SQL("status = 'pending'"))}
+        parts = {"table": table.identifier, "still_pending": hide_from_planner(sql.SQL("status = 'pending'"))}
         return sql.SQL(template).format(**parts).as_string(None).strip()
 
     return AcceptStatements(
@@ -367,11 +367,11 @@ def work_statements(
         "free": sql.SQL(_FREE),
         "key": key,
         "not_blocked": not_blocked(key),
-        "lazily": sql.SQL(LAZILY),
+        "async_commit": sql.SQL(ASYNC_COMMIT),
         "slot": slot,
-        "held": still(sql.SQL(_HELD)),
-        "still_free": still(sql.SQL(_FREE)),
-        "still_pending": still(sql.SQL("e.status = 'pending'")),
+        "held": hide_from_planner(sql.SQL(_HELD)),
+        "still_free": hide_from_planner(sql.SQL(_FREE)),
+        "still_pending": hide_from_planner(sql.SQL("e.status = 'pending'")),
         "last": sql.SQL(_LAST),
         "prefix": sql.Literal(WORKER_PREFIX),
         "unlocked": sql.Literal(UNLOCKED),

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from outspark.database.names import TableName
-from outspark.database.predicates import still
+from outspark.database.predicates import hide_from_planner
 
 PAUSED: Final = "paused: "
 """How the last error of an event begins that failed with all others of its type."""
@@ -115,7 +115,7 @@ def guard_statements(table: TableName) -> GuardStatements:
         parts = {
             "table": table.identifier,
             "paused": sql.Literal(PAUSED),
-            "still_pending": still(sql.SQL("e.status = 'pending'")),
+            "still_pending": hide_from_planner(sql.SQL("e.status = 'pending'")),
         }
         return sql.SQL(template).format(**parts).as_string(None).strip()
 

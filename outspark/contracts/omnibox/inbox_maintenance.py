@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from outspark.contracts.maintenance import Reaped, require_reason
-from outspark.contracts.maintenance_sql import StatementUpkeep, UpkeepStatements, uuid
+from outspark.contracts.maintenance_sql import MaintenanceSql, SqlMaintenance, uuid
 from outspark.contracts.omnibox.inbox import KEY_HEADER, UNLOCKED, work_statements
 from outspark.database.names import TableName
 from outspark.database.times import mark, readable
@@ -120,10 +120,10 @@ SELECT count(*), """
 )
 
 
-class InboxUpkeep(StatementUpkeep):
+class InboxMaintenance(SqlMaintenance):
     """Of all consumer groups of an inbox, or of one."""
 
-    statements = UpkeepStatements(
+    statements = MaintenanceSql(
         stats=STATS,
         delivered_exactly=COMPLETED_EXACTLY,
         delivered_estimate=COMPLETED_ESTIMATE,

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from outspark.contracts.maintenance import require_reason
-from outspark.contracts.maintenance_sql import StatementUpkeep, UpkeepStatements, uuid
+from outspark.contracts.maintenance_sql import MaintenanceSql, SqlMaintenance, uuid
 from outspark.database.times import mark, readable
 
 # One pass over each partial index; completed rows, by far the most, are only counted on demand. A time without end has
@@ -137,8 +137,8 @@ RETURNING e.id::text, e.status = 'failed'"""
 _COMPLETED = "status = 'completed' AND completed_at IS NOT NULL"
 
 
-class OmniboxUpkeep(StatementUpkeep):
-    statements = UpkeepStatements(
+class OmniboxMaintenance(SqlMaintenance):
+    statements = MaintenanceSql(
         stats=STATS,
         delivered_exactly=COMPLETED_EXACTLY,
         delivered_estimate=COMPLETED_ESTIMATE,

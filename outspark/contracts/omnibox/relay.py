@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
+from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX, RelayStatements
 from outspark.contracts.omnibox.table import Layout, look_at
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
-from outspark.database.predicates import bounded, not_blocked, size, still
+from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
 from outspark.database.slots import FENCE, slots_table
 from outspark.database.times import FIRST, LOW, readable, seconds_until
 from outspark.event import Event
@@ -68,7 +68,7 @@ WITH next AS MATERIALIZED (
 ), {total}
 UPDATE {table} e {lock}
 FROM next
-WHERE {same_row} AND {fits} AND {still_unlocked} AND {lazily}
+WHERE {same_row} AND {fits} AND {still_unlocked} AND {async_commit}
 RETURNING {event}
 """
 
@@ -82,7 +82,7 @@ WITH next AS MATERIALIZED (
   ORDER BY e.scheduled_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), {total}
 UPDATE {table} e {lock}
-FROM next WHERE {same_row} AND {fits} AND {lazily}
+FROM next WHERE {same_row} AND {fits} AND {async_commit}
 RETURNING {event}
 """
 
@@ -127,13 +127,13 @@ UPDATE {table} e {complete}
 WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_leased} AND (SELECT holds FROM fence)
 """
 
-_DELIVER_ALL = f"{_DELIVER}  AND {{lazily}}"
+_DELIVER_ALL = f"{_DELIVER}  AND {{async_commit}}"
 
 _DELIVER_LEASE = """
 -- Settle all that one claim brought, through the index on locked_at.
 WITH {fence}
 UPDATE {table} e {complete}
-WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND {lazily}
+WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND {async_commit}
 """
 
 _SETTLE = """
@@ -153,9 +153,7 @@ WHERE e.id = o.id AND {still_leased} AND (SELECT holds FROM fence)
 """
 
 # The row may say something else now than when it was claimed.
-_LAST = (
-    """(o.state = 'dead' OR o.state = 'ready' AND o.counted = 1 AND e.attempts_made + 1 >= e.max_attempts)"""
-)
+_LAST = """(o.state = 'dead' OR o.state = 'pending' AND o.counted = 1 AND e.attempts_made + 1 >= e.max_attempts)"""
 
 _LEASED_ROW = """e.status = 'pending' AND e.locked_by = %(token)s"""
 _UNLOCKED = """e.status = 'pending' AND e.locked_at IS NULL"""
@@ -183,7 +181,7 @@ WHERE {due} AND e.created_at >= {anywhere}
 ORDER BY e.created_at, e.id LIMIT %(limit)s
 """
 
-_COUNT = """
+_COUNT_ATTEMPT = """
 -- Count an attempt before a suspect goes out, so that one that kills its lane ends as failed.
 WITH {fence}
 UPDATE {table} e {counted}
@@ -191,7 +189,7 @@ WHERE e.id = ANY(%(ids)s::uuid[]) AND {still_free} AND (SELECT holds FROM fence)
 RETURNING e.id::text, e.status = 'failed' AS dead
 """
 
-_WAITING = """
+_KEYS_IN_BACKOFF = """
 -- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
 SELECT e.id::text, e.partition_key, {until_due}
 FROM {table} e
@@ -199,7 +197,7 @@ WHERE {free} AND e.scheduled_at > now() AND (e.attempts_made > 0 OR e.last_error
   AND {slot} = ANY(%(slots)s::int[])
 """
 
-_PARKED = """
+_KEYS_BEHIND_DEAD = """
 -- Keys that wait behind a failed event.
 SELECT DISTINCT e.partition_key FROM {table} e WHERE e.status = 'failed' AND {slot} = ANY(%(slots)s::int[])
 """
@@ -232,9 +230,9 @@ FROM (
 """
 
 
-def lane_statements(
+def relay_statements(
     table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
-) -> LaneStatements:
+) -> RelayStatements:
     """Compose the statements for one way of working, and for the table as it is if there is a connection to look."""
     layout = Layout() if conn is None else look_at(conn, table)
     owned, marked = settings.ordering == "key", settings.lease == "row"
@@ -243,7 +241,7 @@ def lane_statements(
     def text(template: str) -> str:
         return sql.SQL(template).format(**parts).as_string(None)
 
-    return LaneStatements(
+    return RelayStatements(
         claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
         claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
         deliver=text(_DELIVER),
@@ -251,9 +249,9 @@ def lane_statements(
         settle=text(_SETTLE),
         adopt=text(_ADOPT),
         suspects=text(_SUSPECTS),
-        count=text(_COUNT),
-        waiting=text(_WAITING),
-        parked=text(_PARKED),
+        count_attempt=text(_COUNT_ATTEMPT),
+        keys_in_backoff=text(_KEYS_IN_BACKOFF),
+        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
         next_due=text(_NEXT_DUE),
         oldest=text(_NEXT),
         pack=Uuids,
@@ -269,7 +267,7 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
         "columns": sql.SQL(_COLUMNS),
         "size": sql.SQL(_SIZE),
         **bounded(settings.batch_bytes, "id"),
-        "lazily": sql.SQL(LAZILY),
+        "async_commit": sql.SQL(ASYNC_COMMIT),
         "lock": sql.SQL(_LOCK),
         "complete": sql.SQL(_COMPLETE),
         "counted": sql.SQL(_COUNTED),
@@ -286,9 +284,9 @@ def _parts(table: TableName, settings: SourceSettings, layout: Layout) -> dict[s
         ),
     }
     parts["event"] = sql.SQL(_EVENT).format(**parts)
-    parts["still_unlocked"] = still(sql.SQL(_UNLOCKED))
-    parts["still_free"] = still(parts["free"])
-    parts["still_leased"] = still(parts["leased"])
+    parts["still_unlocked"] = hide_from_planner(sql.SQL(_UNLOCKED))
+    parts["still_free"] = hide_from_planner(parts["free"])
+    parts["still_leased"] = hide_from_planner(parts["leased"])
     fence = sql.SQL(FENCE).format(slots_table=slots_table(table).identifier)
     parts["fence"] = fence if owned else sql.SQL(_NO_FENCE)
     parts["due"] = sql.SQL(_DUE).format(**parts)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from outspark.contracts.openoutbox import enqueue, relay, table
-from outspark.contracts.openoutbox.maintenance import OpenOutboxUpkeep
+from outspark.contracts.openoutbox.maintenance import OpenOutboxMaintenance
 from outspark.database import doorbell
 from outspark.database.names import TableName
 
@@ -25,8 +25,8 @@ class OpenOutbox:
     doorbell_removal_ddl = staticmethod(doorbell.removal_ddl)
     insert_sql = staticmethod(enqueue.insert_sql)
     insert_params = staticmethod(enqueue.insert_params)
-    lane_statements = staticmethod(relay.lane_statements)
-    upkeep = OpenOutboxUpkeep
+    relay_statements = staticmethod(relay.relay_statements)
+    maintenance = OpenOutboxMaintenance
 
     @staticmethod
     def lock_table(table: TableName) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outspark.contracts.maintenance_sql import StatementUpkeep, UpkeepStatements
+from outspark.contracts.maintenance_sql import MaintenanceSql, SqlMaintenance
 from outspark.database.times import mark, readable
 
 # Each subquery reads one partial index; DELIVERED rows, by far the most, are only counted on demand. A time without
@@ -117,8 +117,8 @@ FROM lost WHERE e.event_id = lost.event_id
 RETURNING e.event_id::text, e.status = 'DEAD'"""
 
 
-class OpenOutboxUpkeep(StatementUpkeep):
-    statements = UpkeepStatements(
+class OpenOutboxMaintenance(SqlMaintenance):
+    statements = MaintenanceSql(
         stats=STATS,
         delivered_exactly=DELIVERED_EXACTLY,
         delivered_estimate=DELIVERED_ESTIMATE,

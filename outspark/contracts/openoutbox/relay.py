@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from outspark.contracts.contract import LAZILY, TOKEN_PREFIX, LaneStatements
+from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX, RelayStatements
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
-from outspark.database.predicates import bounded, not_blocked, size, still
+from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
 from outspark.database.slots import FENCE, slots_table
 from outspark.database.times import LOW, readable, seconds_until
 from outspark.event import Event
@@ -51,7 +51,7 @@ WITH next AS MATERIALIZED (
 ), {total}
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next WHERE e.event_id = next.event_id AND {fits} AND {still_pending} AND {lazily}
+FROM next WHERE e.event_id = next.event_id AND {fits} AND {still_pending} AND {async_commit}
 RETURNING {event}
 """
 
@@ -65,7 +65,7 @@ WITH next AS MATERIALIZED (
 ), {total}
 UPDATE {table} e
 SET status = 'DELIVERING', locked_by = %(token)s, locked_at = now(), updated_at = now()
-FROM next WHERE e.event_id = next.event_id AND {fits} AND {lazily}
+FROM next WHERE e.event_id = next.event_id AND {fits} AND {async_commit}
 RETURNING {event}
 """
 
@@ -114,7 +114,7 @@ SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_t
 WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_leased} AND (SELECT holds FROM fence)
 """
 
-_DELIVER_ALL = f"{_DELIVER}  AND {{lazily}}"
+_DELIVER_ALL = f"{_DELIVER}  AND {{async_commit}}"
 
 _DELIVER_LEASE = """
 -- Settle all that one claim brought, through the index on locked_at.
@@ -122,7 +122,7 @@ WITH {fence}
 UPDATE {table} e
 SET status = 'DELIVERED', delivered_at = clock_timestamp(), updated_at = clock_timestamp(),
     locked_by = NULL, locked_at = NULL, last_error = NULL
-WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND {lazily}
+WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND {async_commit}
 """
 
 _SETTLE = """
@@ -165,7 +165,7 @@ WHERE e.status = 'PENDING' AND e.available_at <= now() AND {slot} = ANY(%(slots)
 ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 """
 
-_COUNT = """
+_COUNT_ATTEMPT = """
 -- Count an attempt before a suspect goes out, so that one that kills its lane ends as dead.
 WITH {fence}
 UPDATE {table} e
@@ -175,7 +175,7 @@ WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending} AND (SELECT holds FR
 RETURNING e.event_id::text, e.status = 'DEAD' AS dead
 """
 
-_WAITING = """
+_KEYS_IN_BACKOFF = """
 -- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
 SELECT e.event_id::text, e.partition_key, {until_due}
 FROM {table} e
@@ -183,7 +183,7 @@ WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts > 0
   AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
 """
 
-_PARKED = """
+_KEYS_BEHIND_DEAD = """
 -- Keys that wait behind a dead event.
 SELECT DISTINCT e.partition_key FROM {table} e
 WHERE e.status = 'DEAD' AND e.partition_key IS NOT NULL AND {slot} = ANY(%(slots)s::int[])
@@ -214,7 +214,7 @@ ORDER BY e.created_at, e.event_id LIMIT 1
 """
 
 
-def lane_statements(table: TableName, settings: SourceSettings, conn: object = None) -> LaneStatements:
+def relay_statements(table: TableName, settings: SourceSettings, conn: object = None) -> RelayStatements:
     """Compose the statements for one way of working: competing, or owning slots with leases on rows or on slots."""
     owned, marked = settings.ordering == "key", settings.lease == "row"
     fence = sql.SQL(FENCE).format(slots_table=slots_table(table).identifier)
@@ -223,7 +223,7 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         "columns": sql.SQL(_COLUMNS),
         "size": sql.SQL(_SIZE),
         **bounded(settings.batch_bytes, "event_id"),
-        "lazily": sql.SQL(LAZILY),
+        "async_commit": sql.SQL(ASYNC_COMMIT),
         "slot": sql.SQL(_SLOT).format(count=sql.Literal(settings.slots)),
         "fence": fence if owned else sql.SQL(_NO_FENCE),
         "leased": sql.SQL(_LEASED_ROW if marked else _LEASED_SLOT),
@@ -234,13 +234,13 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
     parts["event"] = sql.SQL(_EVENT).format(**parts)
     parts["not_blocked"] = not_blocked(sql.SQL("e.partition_key"))
     parts["ready"] = sql.SQL(_READY).format(**parts)
-    parts["still_pending"] = still(sql.SQL("e.status = 'PENDING'"))
-    parts["still_leased"] = still(parts["leased"])
+    parts["still_pending"] = hide_from_planner(sql.SQL("e.status = 'PENDING'"))
+    parts["still_leased"] = hide_from_planner(parts["leased"])
 
     def text(template: str) -> str:
         return sql.SQL(template).format(**parts).as_string(None)
 
-    return LaneStatements(
+    return RelayStatements(
         claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
         claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
         deliver=text(_DELIVER),
@@ -248,9 +248,9 @@ def lane_statements(table: TableName, settings: SourceSettings, conn: object = N
         settle=text(_SETTLE),
         adopt=text(_ADOPT),
         suspects=text(_SUSPECTS),
-        count=text(_COUNT),
-        waiting=text(_WAITING),
-        parked=text(_PARKED),
+        count_attempt=text(_COUNT_ATTEMPT),
+        keys_in_backoff=text(_KEYS_IN_BACKOFF),
+        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
         next_due=text(_NEXT_DUE),
         oldest=text(_OLDEST),
         pack=Uuids,

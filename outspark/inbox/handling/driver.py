@@ -11,7 +11,17 @@ from psycopg.pq import ConnStatus, ExecStatus
 
 from outspark.inbox.handling.group import Group, Task
 from outspark.inbox.handling.sqlalchemy_sessions import AsyncSessions, Sessions
-from outspark.inbox.handling.transaction import PASS, Call, End, Keep, Run, Script, Step, alone, together
+from outspark.inbox.handling.transaction import (
+    PASS,
+    Call,
+    End,
+    Keep,
+    Run,
+    Script,
+    Step,
+    own_transaction,
+    shared_transaction,
+)
 from outspark.inbox.outcome import HandlingOutcome, TimedOut
 from outspark.inbox.router import Handle, Handler
 
@@ -22,9 +32,9 @@ def run(conn: psycopg.Connection[Any], sessions: Sessions, group: Group) -> list
     """Broken when all that was done is undone; Unable when nothing was done."""
     try:
         if group.complete != "with":
-            return _drive(alone(group, conn), conn, sessions)
+            return _drive(own_transaction(group, conn), conn, sessions)
         with conn.transaction():
-            return _drive(together(group, conn), conn, sessions)
+            return _drive(shared_transaction(group, conn), conn, sessions)
     except psycopg.Error as error:
         # Or the next handler would find the transaction aborted.
         if not conn.closed:
@@ -37,9 +47,9 @@ async def run_async(
 ) -> list[HandlingOutcome]:
     try:
         if group.complete != "with":
-            return await _drive_async(alone(group, conn), conn, sessions)
+            return await _drive_async(own_transaction(group, conn), conn, sessions)
         async with conn.transaction():
-            return await _drive_async(together(group, conn), conn, sessions)
+            return await _drive_async(shared_transaction(group, conn), conn, sessions)
     except psycopg.Error as error:
         if not conn.closed:
             await conn.rollback()

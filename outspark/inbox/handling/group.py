@@ -13,7 +13,7 @@ import psycopg
 
 from outspark.contracts.omnibox.inbox import WorkStatements
 from outspark.inbox.event import InboxEvent
-from outspark.inbox.outcome import HandlingOutcome, Lost, judge
+from outspark.inbox.outcome import HandlingOutcome, Lost, outcome_of
 from outspark.inbox.router import Handler
 from outspark.outcome import Dead, Retry
 
@@ -29,7 +29,7 @@ class Task:
     timeout: timedelta
 
 
-class Broken(Exception):
+class TransactionLost(Exception):
     """The transaction is lost, with all that was in it. `number` is the task at fault, None when nobody knows."""
 
     def __init__(self, number: int | None, outcome: Retry | Dead | Lost) -> None:
@@ -37,11 +37,11 @@ class Broken(Exception):
         self.number, self.outcome = number, outcome
 
 
-class Disturbed(Broken):
+class HandlerFailed(TransactionLost):
     """A handler failed, and there is no savepoint to go back to."""
 
 
-class Unable(Exception):
+class DatabaseUnavailable(Exception):
     """The database failed before a handler was called, so no event is at fault."""
 
     def __init__(self, error: psycopg.Error) -> None:
@@ -59,7 +59,7 @@ class Group:
     complete: Literal["before", "with", "after"] = "with"
     ordered: bool = False
     unhandled: Literal["dead", "skip"] = "dead"
-    careful: bool = True
+    savepoints: bool = True
     """Has each its own savepoint? Otherwise one that fails disturbs the others."""
     number: int | None = None
     """The task that is being done; None before the first and after the last."""
@@ -71,7 +71,7 @@ class Group:
     deadline: float = field(default_factory=lambda: time.monotonic() + _LONGEST_COMMIT)
     took: list[float] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
-    result: list[HandlingOutcome] | Broken | Unable | None = None
+    result: list[HandlingOutcome] | TransactionLost | DatabaseUnavailable | None = None
     """There once it is done."""
     is_async: bool = field(init=False)
 
@@ -87,7 +87,7 @@ class Group:
         if not self.begun:
             self.begun, self.until = True, now + _LONG
 
-    def had_enough(self) -> bool:
+    def out_of_time(self) -> bool:
         """Slow handlers must not hold each other's locks for long."""
         return self.begun and time.monotonic() >= self.until
 
@@ -99,8 +99,8 @@ class Group:
         """Who is to blame when something breaks now."""
         return 0 if len(self.tasks) == 1 else self.number
 
-    def broke(self, error: psycopg.Error) -> Broken | Unable:
+    def broke(self, error: psycopg.Error) -> TransactionLost | DatabaseUnavailable:
         """A statement of ours failed, or the commit did: whose fault that is shows when they run alone."""
         if not self.begun and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            return Unable(error)
-        return Broken(self.at_fault(), judge(error))
+            return DatabaseUnavailable(error)
+        return TransactionLost(self.at_fault(), outcome_of(error))

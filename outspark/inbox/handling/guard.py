@@ -26,7 +26,7 @@ from outspark.outcome import HELD, Dead, Held, Retry, Skipped
 from outspark.redaction import storable
 
 if TYPE_CHECKING:
-    from outspark.inbox.handling.session import Place
+    from outspark.inbox.handling.session import WorkerSession
     from outspark.inbox.handling.settle import Batch
 
 log = logging.getLogger(__name__)
@@ -204,40 +204,42 @@ class Guard:
             return None
         return pause if kind(outcome.error) in pause.kinds else None
 
-    def settled(self, place: Place, batch: Batch) -> None:
+    def settled(self, session: WorkerSession, batch: Batch) -> None:
         """After a batch is settled: say what changed, and let the next ones know."""
         for pause in list(self.pauses.values()):
             news = pause is batch.probes or pause.told_at == -math.inf
-            if self._keeps_nothing and news and not self._mark(place, pause):
-                self._end(place, pause, "nothing of it waits any more")
-        self._tell_now_and_then(place)
+            if self._keeps_nothing and news and not self._mark(session, pause):
+                self._end(session, pause, "nothing of it waits any more")
+        self._tell_now_and_then(session)
         if batch.probes is not None and batch.probes.handler not in self.pauses:
-            self._end(place, batch.probes, "an event has passed")
+            self._end(session, batch.probes, "an event has passed")
 
-    def look(self, place: Place) -> None:
+    def look(self, session: WorkerSession) -> None:
         """See what other workers found out, or the one before us, or the people who look after the table."""
         if not self.on:
             return
         # Not what this look will find: its first probe may end it.
-        self._tell_now_and_then(place)
+        self._tell_now_and_then(session)
         marked: dict[Name, list[tuple[Any, ...]]] = {}
-        for type, source, since, error in place.rows(place.guard.marks, {"group": self._group}):
+        for type, source, since, error in session.rows(session.guard.marks, {"group": self._group}):
             handler = self._name(type, source)
             marked.setdefault(handler, []).append((what(type, source), since, error.removeprefix(PAUSED)))
         for handler, rows in marked.items():
             if handler not in self.pauses:
                 self._take_over(handler, rows)
         for handler in self.pauses.keys() - marked.keys():
-            self._end(place, self.pauses[handler], "another worker has seen an event pass, or nothing waits")
+            self._end(
+                session, self.pauses[handler], "another worker has seen an event pass, or nothing waits"
+            )
         self._next_sync = time.monotonic() + SYNC
 
     def look_soon(self) -> None:
         """The table may have changed, or nobody has looked yet."""
         self._next_sync = 0.0
 
-    def look_now_and_then(self, place: Place) -> None:
+    def look_now_and_then(self, session: WorkerSession) -> None:
         if (self.pauses or self._next_sync == 0.0) and time.monotonic() >= self._next_sync:
-            self.look(place)
+            self.look(session)
 
     def handler(self, event: InboxEvent) -> Name:
         return self._name(event.type, event.source)
@@ -299,29 +301,29 @@ class Guard:
         self.pauses[handler] = Pause(handler, storable(error), kinds, types, since, length, probe_at)
         self._next_sync = time.monotonic() + SYNC
 
-    def _mark(self, place: Place, pause: Pause) -> bool:
+    def _mark(self, session: WorkerSession, pause: Pause) -> bool:
         """Where no event that failed is kept, one that waits shows it."""
         given = {"group": self._group, "types": list(pause.types), "error": f"{PAUSED}{pause.error}"}
-        return bool(place.rows(place.guard.mark, given))
+        return bool(session.rows(session.guard.mark, given))
 
-    def _end(self, place: Place, pause: Pause, why: str) -> None:
+    def _end(self, session: WorkerSession, pause: Pause, why: str) -> None:
         self.pauses.pop(pause.handler, None)
         self._lengths[pause.handler] = (pause.length, time.monotonic())
-        place.rows(place.guard.clear, {"group": self._group, "types": list(pause.types)})
-        if place.order is not None:
-            place.order.go_on(pause.keys)
+        session.rows(session.guard.clear, {"group": self._group, "types": list(pause.types)})
+        if session.order is not None:
+            session.order.go_on(pause.keys)
         log.debug("handler goes on: %s", why, extra={"group": self._group, "handler": pause.handler[0]})
         self._causes.clear(self._cause(pause))
 
-    def _tell_now_and_then(self, place: Place) -> None:
+    def _tell_now_and_then(self, session: WorkerSession) -> None:
         for pause in self.pauses.values():
             if time.monotonic() - pause.told_at >= QUIET:
-                self._tell(place, pause)
+                self._tell(session, pause)
 
-    def _tell(self, place: Place, pause: Pause) -> None:
+    def _tell(self, session: WorkerSession, pause: Pause) -> None:
         pause.told_at = time.monotonic()
         given = {"group": self._group, "types": list(pause.types)}
-        [(waiting,)] = place.rows(place.guard.waiting, given)
+        [(waiting,)] = session.rows(session.guard.waiting, given)
         since = pause.since.isoformat("T", "seconds")
         text = f"{pause.error} (since {since}); {waiting} events wait, no attempt is counted; {REMEDY}"
         self._causes.raise_(self._cause(pause), text)

@@ -21,12 +21,12 @@ from outspark.database.session import CONFIGURE
 from outspark.errors import HandlerHung
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.handling.driver import run, run_async
-from outspark.inbox.handling.group import Broken, Disturbed, Group, Task, Unable
-from outspark.inbox.handling.session import Place
+from outspark.inbox.handling.group import DatabaseUnavailable, Group, HandlerFailed, Task, TransactionLost
+from outspark.inbox.handling.session import WorkerSession
 from outspark.inbox.handling.settle import Batch
 from outspark.inbox.handling.sqlalchemy_sessions import AsyncSessions, Sessions
 from outspark.inbox.handling.transaction import SETTINGS
-from outspark.inbox.outcome import Handled, HandlingOutcome, judge
+from outspark.inbox.outcome import Handled, HandlingOutcome, outcome_of
 from outspark.inbox.router import Router
 from outspark.observability import metrics
 from outspark.observability.metrics import Tally
@@ -40,7 +40,7 @@ SELECT pg_terminate_backend(pid) FROM unnest(%(pids)s::int[]) AS pid"""
 
 
 @dataclass(slots=True)
-class Hand:
+class HandlerThread:
     """Does one group at a time. `name` shows in pg_stat_activity; `settings` are those of its sessions."""
 
     url: str
@@ -79,10 +79,10 @@ class Hand:
             while (group := self._groups.get()) is not None and not self._left:
                 try:
                     group.result = self._do(group, runner)
-                except (Broken, Unable) as broken:
+                except (TransactionLost, DatabaseUnavailable) as broken:
                     group.result = broken
                 except BaseException as error:  # noqa: BLE001 - the waiting side is told
-                    group.result = Broken(group.at_fault(), judge(error))
+                    group.result = TransactionLost(group.at_fault(), outcome_of(error))
                 group.done.set()
             if self._async_conn is not None:
                 runner.run(self._async_conn.close())
@@ -92,7 +92,7 @@ class Hand:
     def _do(self, group: Group, runner: asyncio.Runner) -> list[HandlingOutcome]:
         try:
             return runner.run(self._do_async(group)) if group.is_async else self._do_sync(group)
-        except Unable:
+        except DatabaseUnavailable:
             # The session may have ended while nobody needed it.
             return runner.run(self._do_async(group)) if group.is_async else self._do_sync(group)
 
@@ -101,7 +101,7 @@ class Hand:
             try:
                 self._conn = self._connect()
             except psycopg.Error as error:
-                raise Unable(error) from error
+                raise DatabaseUnavailable(error) from error
             self._sessions = Sessions(self._conn)
             self.pids["sync"] = self._conn.info.backend_pid
         assert self._sessions is not None
@@ -112,7 +112,7 @@ class Hand:
             try:
                 self._async_conn = await self._connect_async()
             except psycopg.Error as error:
-                raise Unable(error) from error
+                raise DatabaseUnavailable(error) from error
             self._async_sessions = AsyncSessions(self._async_conn)
             self.pids["async"] = self._async_conn.info.backend_pid
         assert self._async_sessions is not None
@@ -143,11 +143,11 @@ class Hand:
 IDLE_MARGIN = 5.0
 LOOKS = 10
 LONGEST_LOOK = 1.0
-WARY = 20
+SAVEPOINT_BATCHES = 20
 """Groups with savepoints after a failure."""
 
 
-class Crew:
+class HandlerRunner:
     """The hand that works, and the count of those that hang."""
 
     def __init__(
@@ -163,26 +163,26 @@ class Crew:
         self._settings = settings
         self._tally = tally
         self._moved = moved
-        self._hand: Hand | None = None
+        self._handler_thread: HandlerThread | None = None
         self._hung = 0
-        self._wary = 0
+        self._savepoint_batches = 0
         self._next_beat = 0.0
 
-    def handle(self, place: Place, batch: Batch) -> None:
+    def handle(self, session: WorkerSession, batch: Batch) -> None:
         """Fill in `batch.outcomes`. After an error, what has no outcome was not done, or is undone."""
         self._beat_later()
         for tasks in self._groups([self._task(event) for event in batch.events]):
             while todo := self._still_to_do(batch, tasks):
-                if not self._do(place, batch, todo):
+                if not self._do(session, batch, todo):
                     # All that was in the transaction is undone. Alone, each shows what it does.
                     for task in todo:
-                        self._do(place, batch, self._still_to_do(batch, [task]))
+                        self._do(session, batch, self._still_to_do(batch, [task]))
                     break
 
     def close(self) -> None:
-        if self._hand is not None:
-            self._hand.close()
-            self._hand = None
+        if self._handler_thread is not None:
+            self._handler_thread.close()
+            self._handler_thread = None
 
     def _task(self, event: InboxEvent) -> Task:
         handler = self._router.find(event.type, event.source)
@@ -210,34 +210,34 @@ class Crew:
                     batch.outcomes.setdefault(task.event.id, HELD)
         return [task for task in tasks if task.event.id not in batch.outcomes]
 
-    def _do(self, place: Place, batch: Batch, tasks: Sequence[Task]) -> bool:
+    def _do(self, session: WorkerSession, batch: Batch, tasks: Sequence[Task]) -> bool:
         """Run one group. False when it broke: only the one at fault has an outcome then, if anybody knows who."""
         if not tasks:
             return True
-        self._wary = max(self._wary - 1, 0)
+        self._savepoint_batches = max(self._savepoint_batches - 1, 0)
         group = Group(
             tasks=tasks,
             token=batch.token,
-            statements=place.statements,
+            statements=session.statements,
             complete=self._settings.strategy.complete,
             ordered=self._settings.ordering == "key",
             unhandled=self._settings.unhandled,
-            careful=self._wary > 0 or len(tasks) == 1,
+            savepoints=self._savepoint_batches > 0 or len(tasks) == 1,
         )
-        result = self._run(place, batch, group)
+        result = self._run(session, batch, group)
         self._tally.observe_many(metrics.INBOX_HANDLER_LATENCY, group.took, group=self._settings.group)
-        if isinstance(result, Unable):
+        if isinstance(result, DatabaseUnavailable):
             raise result.error
-        if not isinstance(result, Broken):
+        if not isinstance(result, TransactionLost):
             batch.outcomes |= {t.event.id: outcome for t, outcome in zip(tasks, result, strict=False)}
             return True
-        if isinstance(result, Disturbed):
+        if isinstance(result, HandlerFailed):
             if result.number is not None:
                 batch.outcomes[tasks[result.number].event.id] = result.outcome
-            self._wary = WARY
-            return self._do(place, batch, self._still_to_do(batch, tasks))
+            self._savepoint_batches = SAVEPOINT_BATCHES
+            return self._do(session, batch, self._still_to_do(batch, tasks))
         # When the database is gone for all of us, no event is at fault: then this raises.
-        place.conn.execute("SELECT 1")
+        session.conn.execute("SELECT 1")
         # In order, what stands before the one at fault has to be through first; so it is found again, alone.
         if result.number is not None and (len(tasks) == 1 or self._settings.ordering == "none"):
             batch.outcomes[tasks[result.number].event.id] = result.outcome
@@ -248,22 +248,24 @@ class Crew:
             )
         return False
 
-    def _run(self, place: Place, batch: Batch, group: Group) -> list[HandlingOutcome] | Broken | Unable:
-        if self._hand is None:
-            self._hand = Hand(
-                self._url, f"outspark inbox {self._settings.name} handlers", self._hand_settings()
+    def _run(
+        self, session: WorkerSession, batch: Batch, group: Group
+    ) -> list[HandlingOutcome] | TransactionLost | DatabaseUnavailable:
+        if self._handler_thread is None:
+            self._handler_thread = HandlerThread(
+                self._url, f"outspark inbox {self._settings.name} handlers", self._session_settings()
             )
-        self._hand.begin(group)
+        self._handler_thread.begin(group)
         # The deadline moves as one handler follows another, so it is looked at more often than it can pass.
         look = min(min(task.timeout.total_seconds() for task in group.tasks) / LOOKS, LONGEST_LOOK)
         self._move()
         while not group.done.wait(min(look, max(self._next_beat - time.monotonic(), 0.0))):
             if time.monotonic() >= group.deadline:
-                return self._leave_behind(place, group)
+                return self._leave_behind(session, group)
             # A handler within its time is no lane that hangs, however long that is.
             self._move()
             if time.monotonic() >= self._next_beat:
-                self._beat(place, batch)
+                self._beat(session, batch)
         assert group.result is not None
         return group.result
 
@@ -271,31 +273,31 @@ class Crew:
         if self._moved is not None:
             self._moved()
 
-    def _leave_behind(self, place: Place, group: Group) -> Broken:
+    def _leave_behind(self, session: WorkerSession, group: Group) -> TransactionLost:
         """The thread cannot be ended, but its session can: nothing it does from now on will stand."""
-        assert self._hand is not None
-        hand, self._hand = self._hand, None
+        assert self._handler_thread is not None
+        thread, self._handler_thread = self._handler_thread, None
         number = group.at_fault()
-        place.conn.execute(TERMINATE, {"pids": hand.leave()})
+        session.conn.execute(TERMINATE, {"pids": thread.leave()})
         self._hung += 1
         self._tally.add(metrics.INBOX_HUNG_TOTAL, group=self._settings.group)
         timeout = self._settings.timeout if number is None else group.tasks[number].timeout
-        return Broken(number, Retry(f"the handler took longer than {durations.text(timeout)}"))
+        return TransactionLost(number, Retry(f"the handler took longer than {durations.text(timeout)}"))
 
-    def _beat(self, place: Place, batch: Batch) -> None:
+    def _beat(self, session: WorkerSession, batch: Batch) -> None:
         """Say that we are still at it. A row that is being completed at this moment needs no word."""
         self._beat_later()
         rest = batch.rest()
         named = {"ids": [event.id for event in rest], "created_ats": [event.created_at for event in rest]}
         try:
-            place.rows(place.statements.heartbeat, {**named, "token": batch.token})
+            session.rows(session.statements.heartbeat, {**named, "token": batch.token})
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            log.debug("locks were not refreshed: a row is being written", extra={"group": place.group})
+            log.debug("locks were not refreshed: a row is being written", extra={"group": session.group})
 
     def _beat_later(self) -> None:
         self._next_beat = time.monotonic() + self._settings.lease.total_seconds() / 3
 
-    def _hand_settings(self) -> dict[str, str]:
+    def _session_settings(self) -> dict[str, str]:
         # A process that was stopped in the middle of a handler must not hold its locks for ever.
         longest = self._router.longest_timeout(self._settings.timeout).total_seconds() + IDLE_MARGIN
         guarded = SETTINGS if self._settings.strategy.complete == "with" else {}

@@ -163,7 +163,7 @@ CONFIGURE = "SET lock_timeout = '5s'"
 
 
 @dataclass(slots=True)
-class Place:
+class WorkerSession:
     conn: Connection
     statements: WorkStatements
     guard: GuardStatements
@@ -193,17 +193,17 @@ class Place:
         self.conn.close()
 
 
-def open_place(url: str, table: TableName, settings: WorkSettings) -> Place:
+def open_worker_session(url: str, table: TableName, settings: WorkSettings) -> WorkerSession:
     conn = connect(url, f"outspark inbox {settings.name}")
     try:
         conn.execute(CONFIGURE)
-        return _arrive(conn, resolve_inbox(conn, table), settings)
+        return _prepare(conn, resolve_inbox(conn, table), settings)
     except BaseException:
         conn.close()
         raise
 
 
-def _arrive(conn: Connection, table: TableName, settings: WorkSettings) -> Place:
+def _prepare(conn: Connection, table: TableName, settings: WorkSettings) -> WorkerSession:
     ordered = settings.ordering == "key"
     partitioned = conn.execute(contract.PARTITIONED, {"name": table.identifier.as_string(conn)}).fetchone()
     statements = work_statements(
@@ -218,7 +218,7 @@ def _arrive(conn: Connection, table: TableName, settings: WorkSettings) -> Place
         order.prepare()
     # Before the first claim, or others would take it for one that somebody left behind.
     instance = _show_alive(conn, alive)
-    return Place(
+    return WorkerSession(
         conn, statements, guard_statements(table), settings.group, settings.name, alive, instance, order
     )
 

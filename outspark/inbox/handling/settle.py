@@ -16,7 +16,7 @@ from outspark.config.inbox import WorkSettings
 from outspark.contracts.omnibox.inbox_guard import PAUSED
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.handling.guard import Guard, Pause
-from outspark.inbox.handling.session import Place
+from outspark.inbox.handling.session import WorkerSession
 from outspark.inbox.outcome import Handled, HandlingOutcome, Lost
 from outspark.observability import metrics
 from outspark.observability.metrics import Tally
@@ -50,7 +50,7 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Settlement:
     event: InboxEvent
-    state: Literal["ready", "dead"]
+    state: Literal["pending", "dead"]
     counted: bool = False
     wait: timedelta | None = None
     error: str | None = None
@@ -65,7 +65,7 @@ class Settler:
     guard: Guard
     on_dead: OnDead | None = None
 
-    def settle(self, place: Place, batch: Batch) -> None:
+    def settle(self, session: WorkerSession, batch: Batch) -> None:
         """Events that nothing was decided about go back as they came."""
         self.guard.learn(batch)
         decided = [(event, batch.outcomes.get(event.id, HELD)) for event in batch.events]
@@ -73,29 +73,29 @@ class Settler:
         settlements = [one for one in found if one is not None]
         settled: dict[str, Settlement] = {}
         if settlements:
-            with place.conn.transaction():
-                settled = self._write(place, batch.token, settlements)
-                self._bury(place, settled.values())
-        self._note(place, decided, settled)
-        self.guard.settled(place, batch)
+            with session.conn.transaction():
+                settled = self._write(session, batch.token, settlements)
+                self._mark_dead(session, settled.values())
+        self._update_key_order(session, decided, settled)
+        self.guard.settled(session, batch)
         self._tell_failed(settled.values())
         paused = {one.event.id for one in settlements if one.pause is not None}
         words = Counter(
             "held" if event.id in paused else type(outcome).__name__.lower() for event, outcome in decided
         )
         for status, count in words.items():
-            self.tally.add(metrics.INBOX_EVENTS_TOTAL, count, group=place.group, status=status)
+            self.tally.add(metrics.INBOX_EVENTS_TOTAL, count, group=session.group, status=status)
 
-    def given_back(self, place: Place, events: Iterable[tuple[InboxEvent, bool]]) -> None:
+    def given_back(self, session: WorkerSession, events: Iterable[tuple[InboxEvent, bool]]) -> None:
         """In the transaction that took events from who had them: those that are dead by it get their letter."""
         error = "its workers vanished or said nothing, time and again"
-        self._bury(place, [Settlement(event, "dead", error=error) for event, dead in events if dead])
+        self._mark_dead(session, [Settlement(event, "dead", error=error) for event, dead in events if dead])
 
     def _settlement(self, event: InboxEvent, outcome: HandlingOutcome) -> Settlement | None:
         pause = self.guard.pause_of(event, outcome)
         if pause is not None and isinstance(outcome, Retry | Dead):
             error = f"{PAUSED}{outcome.error}"
-            return Settlement(event, "ready", wait=pause.wait, error=error, pause=pause)
+            return Settlement(event, "pending", wait=pause.wait, error=error, pause=pause)
         match outcome:
             case Handled() | Skipped():
                 return None
@@ -103,13 +103,13 @@ class Settler:
                 log.warning("a lock was lost", extra={"group": event.group, "event": event.id})
                 return None
             case Held():
-                return Settlement(event, "ready", pause=pause)
+                return Settlement(event, "pending", pause=pause)
             case Dead(error):
                 return Settlement(event, "dead", counted=True, error=error)
             case Retry(error) if self.settings.strategy.complete == "before":
                 return Settlement(event, "dead", counted=True, error=error)
             case Retry(error, counted=False):
-                return Settlement(event, "ready", wait=outcome.after or self._backoff(1), error=error)
+                return Settlement(event, "pending", wait=outcome.after or self._backoff(1), error=error)
             case Retry(error):
                 return self._retry(event, error, outcome.after)
             case _:
@@ -120,88 +120,90 @@ class Settler:
         if failures >= event.max_attempts:
             reason = f"gave up after {failures} attempts: {error}"
             return Settlement(event, "dead", counted=True, error=reason)
-        return Settlement(event, "ready", counted=True, wait=after or self._backoff(failures), error=error)
+        return Settlement(event, "pending", counted=True, wait=after or self._backoff(failures), error=error)
 
     def _backoff(self, failures: int) -> timedelta:
         policy = self.settings.retry
         return backoff.delay(failures, base=policy.base_delay, cap=policy.max_delay, jitter=policy.jitter)
 
-    def _write(self, place: Place, token: str, settlements: Sequence[Settlement]) -> dict[str, Settlement]:
+    def _write(
+        self, session: WorkerSession, token: str, settlements: Sequence[Settlement]
+    ) -> dict[str, Settlement]:
         """What was really settled, by id, and in the state it came to."""
-        rows = place.rows(place.statements.settle, _parameters(place, token, settlements))
+        rows = session.rows(session.statements.settle, _parameters(session, token, settlements))
         if self.settings.strategy.complete == "before":
             for one in settlements:
                 if one.state == "dead" and one.event.id not in dict(rows):
                     named = {"id": one.event.id, "created_at": one.event.created_at, "error": one.error}
-                    rows += place.rows(place.statements.fail_completed, named)
+                    rows += session.rows(session.statements.fail_completed, named)
         dead: dict[str, bool] = dict(rows)
         return {
-            one.event.id: replace(one, state="dead" if dead[one.event.id] else "ready")
+            one.event.id: replace(one, state="dead" if dead[one.event.id] else "pending")
             for one in settlements
             if one.event.id in dead
         }
 
-    def _bury(self, place: Place, settlements: Iterable[Settlement]) -> None:
+    def _mark_dead(self, session: WorkerSession, settlements: Iterable[Settlement]) -> None:
         dead = [one for one in settlements if one.state == "dead"]
         if dead:
             named = {"events": [one.event.id for one in dead[:TOLD]], "error": dead[0].error}
-            log.error("events are dead", extra={"group": place.group, "count": len(dead), **named})
+            log.error("events are dead", extra={"group": session.group, "count": len(dead), **named})
         for one in dead:
             if self.on_dead is not None:
-                self.on_dead(place.conn, one.event, one.error or "")
+                self.on_dead(session.conn, one.event, one.error or "")
 
     def _tell_failed(self, settlements: Iterable[Settlement]) -> None:
         """One line for each handler, however many failed; of what a pause holds, its own line tells."""
         by_handler: dict[str, list[Settlement]] = {}
         for one in settlements:
-            if one.state == "ready" and one.error is not None and one.pause is None:
+            if one.state == "pending" and one.error is not None and one.pause is None:
                 by_handler.setdefault(self.guard.handler(one.event)[0], []).append(one)
         for handler, failed in by_handler.items():
             named = {"events": [one.event.id for one in failed[:TOLD]], "error": failed[0].error}
             log.warning("handler failed", extra={"handler": handler, "count": len(failed), **named})
 
-    def _note(
+    def _update_key_order(
         self,
-        place: Place,
+        session: WorkerSession,
         decided: Sequence[tuple[InboxEvent, HandlingOutcome]],
         settled: Mapping[str, Settlement],
     ) -> None:
         """Which keys wait for their head from now on, and which do not any more."""
-        if place.order is None:
+        if session.order is None:
             return
         # A key waits for the first of its events that stays: none after that may take its place.
         waiting: set[str | None] = {None}
         for event, outcome in decided:
             one = settled.get(event.id)
             if isinstance(outcome, Handled | Skipped) or (one is not None and one.state == "dead"):
-                place.order.free(event)
+                session.order.free(event)
                 continue
             if one is None:
-                place.order.doubt(event)
+                session.order.doubt(event)
             elif one.pause is not None:
                 if event.key is not None and event.key not in waiting:
-                    place.order.wait_for_handler(event)
+                    session.order.wait_for_handler(event)
                     one.pause.keys[event.key] = event.attempts > 0
             elif one.wait is not None:
-                place.order.wait(event, one.wait.total_seconds())
+                session.order.wait(event, one.wait.total_seconds())
             waiting.add(event.key)
 
 
-def _parameters(place: Place, token: str, settlements: Sequence[Settlement]) -> dict[str, Any]:
+def _parameters(session: WorkerSession, token: str, settlements: Sequence[Settlement]) -> dict[str, Any]:
     return {
         "ids": [one.event.id for one in settlements],
         "created_ats": [one.event.created_at for one in settlements],
         "states": [one.state for one in settlements],
         "counts": [int(one.counted) for one in settlements],
-        "waits": [_wait(place, one) for one in settlements],
+        "waits": [_wait(session, one) for one in settlements],
         "errors": [one.error for one in settlements],
         "token": token,
     }
 
 
-def _wait(place: Place, one: Settlement) -> float | None:
+def _wait(session: WorkerSession, one: Settlement) -> float | None:
     # Where order counts, an event that was never tried is known by its place in the queue alone, and keeps it: the wait
     # is remembered here, and whoever comes after us tries it at once.
-    if one.wait is None or (place.order is not None and not one.counted and one.event.attempts == 0):
+    if one.wait is None or (session.order is not None and not one.counted and one.event.attempts == 0):
         return None
     return one.wait.total_seconds()

@@ -23,8 +23,8 @@ from psycopg.pq import TransactionStatus
 
 from outspark.database.arrays import Texts, Times, Uuids
 from outspark.inbox.event import InboxEvent
-from outspark.inbox.handling.group import Broken, Disturbed, Group, Task
-from outspark.inbox.outcome import HANDLED, LOST, Handled, HandlingOutcome, judge
+from outspark.inbox.handling.group import Group, HandlerFailed, Task, TransactionLost
+from outspark.inbox.outcome import HANDLED, LOST, Handled, HandlingOutcome, outcome_of
 from outspark.inbox.router import Handler
 from outspark.outcome import HELD, Dead, Retry, Skipped
 from outspark.redaction import storable
@@ -91,13 +91,13 @@ A = TypeVar("A")
 Script = Generator[Step, Any, A]
 
 
-def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
+def shared_transaction(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
     """The outcomes of the first so many tasks; the others are for another transaction."""
     outcomes: list[HandlingOutcome] = []
     stopped: set[str | None] = set()
     yield Run(BEGIN)
     for number, task in enumerate(group.tasks):
-        if group.had_enough():
+        if group.out_of_time():
             break
         key = task.event.key if group.ordered else None
         if key is not None and key in stopped:
@@ -116,23 +116,23 @@ def together(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[Han
 
 def _one_of_them(group: Group, task: Task, conn: psycopg.BaseConnection[Any]) -> Script[HandlingOutcome]:
     outcome = yield from _call(group, task)
-    if group.careful:
+    if group.savepoints:
         _report(group, task)
     status = conn.info.transaction_status
     if status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-        raise Broken(group.number, _what_happened(conn, outcome))
+        raise TransactionLost(group.number, _what_happened(conn, outcome))
     if status is TransactionStatus.INERROR and isinstance(outcome, Handled):
         outcome = Retry(LEFT_ABORTED)
-    if group.careful:
+    if group.savepoints:
         try:
             yield Keep() if isinstance(outcome, Handled | Skipped) else Run(UNDO)
         except psycopg.errors.InvalidSavepointSpecification as error:
-            raise Broken(group.number, Retry(ENDED_BY_ITSELF)) from error
+            raise TransactionLost(group.number, Retry(ENDED_BY_ITSELF)) from error
     elif isinstance(outcome, Retry | Dead) and task.handler is not None:
         number = yield from _at_fault(group, task)
         if number is not None:
             _report(group, task)
-        raise Disturbed(number, outcome)
+        raise HandlerFailed(number, outcome)
     return outcome
 
 
@@ -160,10 +160,10 @@ def _complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]
         return
     rows = yield Run(group.statements.complete, _completion(group, passed))
     if len(rows) < len(passed):
-        raise Broken(group.at_fault(), LOST)
+        raise TransactionLost(group.at_fault(), LOST)
 
 
-def alone(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
+def own_transaction(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
     """One handler that has the connection to itself: it may commit as it likes."""
     [task] = group.tasks
     named = _completion(group, [(task.event, None)])
@@ -181,9 +181,9 @@ def alone(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[Handli
     try:
         yield End("commit" if passed else "rollback")
     except psycopg.Error as error:
-        outcome, passed = judge(error), False
+        outcome, passed = outcome_of(error), False
     if conn.closed:
-        raise Broken(0, _what_happened(conn, outcome))
+        raise TransactionLost(0, _what_happened(conn, outcome))
     if group.complete == "after" and passed:
         rows = yield Run(group.statements.complete, named)
         yield End("commit")
@@ -200,7 +200,7 @@ def _call(group: Group, task: Task) -> Script[HandlingOutcome]:
         yield Call(task, task.handler)
     except _FAILURES as error:
         group.error = error
-        return judge(error)
+        return outcome_of(error)
     finally:
         group.took.append(time.monotonic() - started)
     return HANDLED

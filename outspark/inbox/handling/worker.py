@@ -15,8 +15,8 @@ from outspark.database.names import TableName
 from outspark.hosting.shift import Stopping
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.handling.guard import Guard, Pause, Records
-from outspark.inbox.handling.runner import Crew
-from outspark.inbox.handling.session import Place, open_place
+from outspark.inbox.handling.runner import HandlerRunner
+from outspark.inbox.handling.session import WorkerSession, open_worker_session
 from outspark.inbox.handling.settle import Batch, OnDead, Settler
 from outspark.inbox.router import Router
 from outspark.observability import metrics
@@ -57,10 +57,10 @@ class Worker:
         self._causes = Causes() if causes is None else causes
         self.guard = Guard(settings, router, self._causes, {} if records is None else records)
         self._settler = Settler(settings, self.tally, self.guard, on_dead)
-        self._crew = Crew(url, router, settings, self.tally, moved)
-        self._place: Place | None = None
+        self._runner = HandlerRunner(url, router, settings, self.tally, moved)
+        self._session: WorkerSession | None = None
         self._unsettled: list[Batch] = []
-        self._next_upkeep = 0.0
+        self._next_chores = 0.0
         self._heads_first = False
 
     def run_once(self) -> int:
@@ -68,12 +68,12 @@ class Worker:
 
         HandlerHung when too many handlers of this process hang: it should end then, and be started again.
         """
-        if self._place is None:
-            self._place = open_place(self.url, self.table, self.settings)
-            self._next_upkeep = 0.0
+        if self._session is None:
+            self._session = open_worker_session(self.url, self.table, self.settings)
+            self._next_chores = 0.0
             self.guard.look_soon()
         try:
-            return self._once(self._place)
+            return self._once(self._session)
         except psycopg.OperationalError:
             self._leave()
             raise
@@ -97,17 +97,17 @@ class Worker:
     def idle_for(self) -> float:
         """How long a host may sleep after `run_once` found nothing, in seconds."""
         longest = self.settings.poll_interval.total_seconds()
-        if self._place is None:
+        if self._session is None:
             return longest
-        [(due,)] = self._place.rows(self._place.statements.next_due, {"group": self.settings.group})
+        [(due,)] = self._session.rows(self._session.statements.next_due, {"group": self.settings.group})
         waits = [longest] if due is None else [longest, max(due, 0.0)]
-        head = self._place.order.next_due() if self._place.order is not None else None
+        head = self._session.order.next_due() if self._session.order is not None else None
         later = [at for at in (head, self.guard.next_probe()) if at is not None]
         return min([*waits, *(max(at - time.monotonic(), 0.0) for at in later)])
 
     def close(self) -> None:
         """Harmless when it is closed."""
-        self._crew.close()
+        self._runner.close()
         self._leave()
 
     def __enter__(self) -> Worker:
@@ -116,90 +116,90 @@ class Worker:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _once(self, place: Place) -> int:
-        self._settle(place)
-        self._upkeep(place)
-        self.guard.look_now_and_then(place)
-        batch = self._claim(place)
+    def _once(self, session: WorkerSession) -> int:
+        self._settle(session)
+        self._chores(session)
+        self.guard.look_now_and_then(session)
+        batch = self._claim(session)
         if batch.events:
             # From here on the events are in our hands, whatever happens.
             self._unsettled.append(batch)
-            self.guard.hold(batch, ordered=place.order is not None)
+            self.guard.hold(batch, ordered=session.order is not None)
             try:
-                self._crew.handle(place, batch)
+                self._runner.handle(session, batch)
             finally:
-                if not place.conn.broken:
-                    self._settle(place)
+                if not session.conn.broken:
+                    self._settle(session)
         return len(batch.events)
 
-    def _claim(self, place: Place) -> Batch:
-        token = place.token()
+    def _claim(self, session: WorkerSession) -> Batch:
+        token = session.token()
         given: dict[str, Any] = {"group": self.settings.group, "token": token}
         probe = self.guard.due()
         if probe is not None:
-            if tried := self._claim_probe(place, given, probe):
+            if tried := self._claim_probe(session, given, probe):
                 return Batch(tried, token, probes=probe)
             probe.look_again_soon()
         # Heads that are due and fresh events take turns, so that many failures hold up nobody else.
         self._heads_first = not self._heads_first
-        found = self._claim_head(place, given) if self._heads_first else []
-        found = found or self._claim_free(place, given) or self._claim_head(place, given)
+        found = self._claim_head(session, given) if self._heads_first else []
+        found = found or self._claim_free(session, given) or self._claim_head(session, given)
         return Batch(found, token)
 
-    def _claim_head(self, place: Place, given: dict[str, Any]) -> list[InboxEvent]:
+    def _claim_head(self, session: WorkerSession, given: dict[str, Any]) -> list[InboxEvent]:
         """With order per key: the first of those that failed before and are due."""
-        if place.order is None:
+        if session.order is None:
             return []
-        for head in place.order.due():
+        for head in session.order.due():
             named = {"id": head.id, "created_at": head.created_at}
-            if found := place.claim(place.statements.claim_head, {**given, **named}):
+            if found := session.claim(session.statements.claim_head, {**given, **named}):
                 return found
-            place.order.look_again(head)
+            session.order.look_again(head)
         return []
 
-    def _claim_free(self, place: Place, given: dict[str, Any]) -> list[InboxEvent]:
-        slots, blocked = ([], []) if place.order is None else (place.order.owned, place.order.blocked())
+    def _claim_free(self, session: WorkerSession, given: dict[str, Any]) -> list[InboxEvent]:
+        slots, blocked = ([], []) if session.order is None else (session.order.owned, session.order.blocked())
         more: dict[str, Any] = {"slots": slots, "blocked": blocked, "limit": self.settings.batch_size}
         if not self.guard.pauses:
-            return place.claim(place.statements.claim, {**given, **more})
-        if place.order is not None and self.guard.is_full():
+            return session.claim(session.statements.claim, {**given, **more})
+        if session.order is not None and self.guard.is_full():
             return []
         more |= {"paused": self.guard.paused_types(), "only": None}
-        return place.claim(place.statements.claim_beside, {**given, **more})
+        return session.claim(session.statements.claim_beside, {**given, **more})
 
-    def _claim_probe(self, place: Place, given: dict[str, Any], pause: Pause) -> list[InboxEvent]:
+    def _claim_probe(self, session: WorkerSession, given: dict[str, Any], pause: Pause) -> list[InboxEvent]:
         """One event of a handler that is paused: with order per key, of another key each time."""
-        order = place.order
+        order = session.order
         for key in list(pause.keys)[:PROBED_KEYS] if order is not None else ():
             tried = pause.keys.pop(key)
             head = order.heads.get(key) if order is not None else None
             if order is None or head is None or head.due != math.inf:
                 continue
             named = {"id": head.id, "created_at": head.created_at}
-            if found := place.claim(place.statements.claim_head, {**given, **named}):
+            if found := session.claim(session.statements.claim_head, {**given, **named}):
                 pause.keys[key] = tried
                 return found
             order.look_again(head)
         slots, blocked = ([], []) if order is None else (order.owned, order.blocked())
         more = {"slots": slots, "blocked": blocked, "limit": 1, "paused": [], "only": list(pause.types)}
-        return place.claim(place.statements.claim_beside, {**given, **more})
+        return session.claim(session.statements.claim_beside, {**given, **more})
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, session: WorkerSession) -> None:
         while self._unsettled:
-            self._settler.settle(place, self._unsettled[0])
+            self._settler.settle(session, self._unsettled[0])
             self._unsettled.pop(0)
 
-    def _upkeep(self, place: Place) -> None:
+    def _chores(self, session: WorkerSession) -> None:
         now = time.monotonic()
-        if now < self._next_upkeep:
+        if now < self._next_chores:
             return
-        self._next_upkeep = now + self.settings.upkeep_interval.total_seconds()
+        self._next_chores = now + self.settings.maintenance_interval.total_seconds()
         given = {"group": self.settings.group, "limit": GIVE_BACK_LIMIT}
-        with place.conn.transaction():
-            adopted = place.give_back(place.statements.adopt, {**given, "class": place.alive_class})
+        with session.conn.transaction():
+            adopted = session.give_back(session.statements.adopt, {**given, "class": session.alive_class})
             lease = {"lease": self.settings.lease}
-            stale = place.give_back(place.statements.release_stale, {**given, **lease})
-            self._settler.given_back(place, [*adopted, *stale])
+            stale = session.give_back(session.statements.release_stale, {**given, **lease})
+            self._settler.given_back(session, [*adopted, *stale])
         if adopted or stale:
             log.warning(
                 "events came back from other workers",
@@ -208,10 +208,10 @@ class Worker:
             self.tally.add(
                 metrics.INBOX_GIVEN_BACK_TOTAL, len(adopted) + len(stale), group=self.settings.group
             )
-        if place.order is not None:
-            place.order.take()
+        if session.order is not None:
+            session.order.take()
 
     def _leave(self) -> None:
-        if self._place is not None:
-            self._place.close()
-            self._place = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None

@@ -18,8 +18,15 @@ from outspark.contracts.omnibox.inbox import PARTITIONED, accept_statements, res
 from outspark.contracts.omnibox.inbox_ids import id_at, time_after
 from outspark.database.arrays import Texts, Times, register
 from outspark.database.names import TableName
-from outspark.inbox.intake.batch import SAME_KEY, SAME_MESSAGE, Accepted, Arrivals, OutOfPartitions, Refused
-from outspark.inbox.intake.dedup import Ledger, Placing
+from outspark.inbox.intake.batch import (
+    SAME_KEY,
+    SAME_MESSAGE,
+    Accepted,
+    IncomingBatch,
+    OutOfPartitions,
+    Refused,
+)
+from outspark.inbox.intake.dedup import Lookup, PartitionedDedup
 from outspark.inbox.intake.message import Incoming, Reader
 from outspark.observability.metrics import INBOX_ACCEPTED_TOTAL, Tally
 
@@ -28,7 +35,7 @@ log = logging.getLogger(__name__)
 # Whatever the database's default is: who waited for others has to see what they took in.
 ISOLATE = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-LAZILY = "SET LOCAL synchronous_commit = off"
+ASYNC_COMMIT = "SET LOCAL synchronous_commit = off"
 
 # The smallest thing that a commit waits for.
 FLUSH = """\
@@ -69,33 +76,33 @@ class Acceptor:
         register(conn)
         self.table = resolve_inbox(conn, name)
         self._sql = accept_statements(self.table)
-        self._ledger = Ledger(conn, self.table, settings.group, self._sql)
+        self._lookup = Lookup(conn, self.table, settings.group, self._sql)
         name_in_catalog = {"name": self.table.identifier.as_string(conn)}
-        self.partitioned = bool(self._ledger.rows(PARTITIONED, name_in_catalog)[0][0])
-        self._placing = Placing(self._ledger)
-        ahead = self._ledger.rows(self._sql.ahead, {})
+        self.partitioned = bool(self._lookup.rows(PARTITIONED, name_in_catalog)[0][0])
+        self._partitioned_dedup = PartitionedDedup(self._lookup)
+        ahead = self._lookup.rows(self._sql.ahead, {})
         self._after = time_after(ahead[0][0]) if ahead else None
         """When the next batch comes at the earliest: the database's clock may go back, where a standby takes over."""
         self._check_first = False
         """Look into bodies before PostgreSQL does, because some were no JSON of late."""
-        self._lazily = False
+        self._async_commit = False
         self._crowded = 0
 
-    def accept(self, messages: Sequence[Received], *, lazily: bool = False) -> list[Accepted]:
+    def accept(self, messages: Sequence[Received], *, async_commit: bool = False) -> list[Accepted]:
         """One outcome a message, in their order.
 
-        `lazily` does not wait for the disk: a crash of the server, which ends the session too, may take it back until
-        something that was committed after it is safe. Otherwise all that the outcomes speak of is safe, rows that
-        somebody else accepted lazily among them.
+        With `async_commit` the commit does not wait for the disk: a crash of the server, which ends the session too,
+        may undo it until a later commit is on disk. Without it, every row that the outcomes speak of is on disk, also
+        one that another consumer accepted with `async_commit`.
         """
         if not messages:
             return []
-        self._lazily = lazily
+        self._async_commit = async_commit
         try:
             outcomes = self._accept(messages)
         except psycopg.errors.CheckViolation as error:
             # A constraint has a name. Without one, a partition went that we thought was there: nothing was taken in.
-            if error.diag.constraint_name or not self._placing.forget():
+            if error.diag.constraint_name or not self._partitioned_dedup.forget():
                 raise
             outcomes = self._accept(messages)
         except (
@@ -117,7 +124,7 @@ class Acceptor:
 
     def unsettled(self, message_ids: Sequence[str]) -> set[str]:
         """Which of these messages are accepted and not at their end."""
-        return self._ledger.open_messages(message_ids)
+        return self._lookup.open_messages(message_ids)
 
     def _accept(self, messages: Sequence[Received]) -> list[Accepted]:
         try:
@@ -133,87 +140,87 @@ class Acceptor:
         with self.conn.transaction():
             if alone and self.partitioned:
                 self.conn.execute(ISOLATE)
-            if self._lazily:
-                self.conn.execute(LAZILY)
+            if self._async_commit:
+                self.conn.execute(ASYNC_COMMIT)
             batch = self._read(messages)
             wrote = self._take_in(batch)
-            if not wrote and not self._lazily:
+            if not wrote and not self._async_commit:
                 # A commit with nothing to write waits for nothing, though these are duplicates of rows that may not
                 # be on disk yet: whoever took them in lost their partition before it told the broker, say.
                 self.conn.execute(FLUSH)
-        return [batch.outcomes[place] for place in range(len(messages))]
+        return [batch.outcomes[index] for index in range(len(messages))]
 
-    def _read(self, messages: Sequence[Received]) -> Arrivals:
-        sights = list(map(self.reader.sight, messages))
-        known = self._known([message_id for _, message_id, _ in sights]) if self._looks_up(messages) else {}
+    def _read(self, messages: Sequence[Received]) -> IncomingBatch:
+        previews = list(map(self.reader.preview, messages))
+        known = self._known([one.message_id for one in previews]) if self._looks_up(messages) else {}
         read = self.reader.read
         incoming = {
-            place: read(message, sights[place])
-            for place, message in enumerate(messages)
-            if place not in known
+            index: read(message, previews[index])
+            for index, message in enumerate(messages)
+            if index not in known
         }
-        batch = Arrivals(messages, incoming, known)
+        batch = IncomingBatch(messages, incoming, known)
         batch.drop_repeated("message_id")
         if self._check_first:
             batch.check()
         return batch
 
-    def _take_in(self, batch: Arrivals) -> bool:
+    def _take_in(self, batch: IncomingBatch) -> bool:
         """Is there anything new?"""
         if self.partitioned:
-            self._placing.place(batch)
-            self._placing.drop_known(batch)
+            self._partitioned_dedup.mark_strays(batch)
+            self._partitioned_dedup.drop_known(batch)
         new = self._insert(batch, list(batch.incoming))
         self._decide(batch, new)
         return bool(new)
 
-    def _insert(self, batch: Arrivals, places: list[int]) -> dict[str, str]:
+    def _insert(self, batch: IncomingBatch, indexes: list[int]) -> dict[str, str]:
         """Messages that are new, and their rows' ids. What PostgreSQL refuses is found by halving, and kept as dead."""
-        if not places:
+        if not indexes:
             return {}
         try:
             # Only what is looked for among the others needs a way back.
             with self.conn.transaction() if self._check_first else nullcontext():
-                return self._insert_all([batch.incoming[place] for place in places], batch)
+                return self._insert_all([batch.incoming[index] for index in indexes], batch)
         except _UNFIT as error:
             if not self._check_first:
                 raise
-            if len(places) > 1:
-                half = len(places) // 2
-                return self._insert(batch, places[:half]) | self._insert(batch, places[half:])
-            [place] = places
-            if batch.incoming[place].error is not None:
+            if len(indexes) > 1:
+                half = len(indexes) // 2
+                return self._insert(batch, indexes[:half]) | self._insert(batch, indexes[half:])
+            [index] = indexes
+            if batch.incoming[index].error is not None:
                 raise
             reason = f"PostgreSQL does not take its body: {error.diag.message_primary}"
-            batch.incoming[place] = batch.incoming[place].refused(batch.messages[place].body, reason)
-            return self._insert(batch, places)
+            batch.incoming[index] = batch.incoming[index].refused(batch.messages[index].body, reason)
+            return self._insert(batch, indexes)
 
-    def _insert_all(self, incoming: Sequence[Incoming], batch: Arrivals) -> dict[str, str]:
+    def _insert_all(self, incoming: Sequence[Incoming], batch: IncomingBatch) -> dict[str, str]:
         rows = parameters(incoming, self.settings, self._after)
         looked_up = self._looks_up(batch.messages) and not rows["idempotency_keys"].items
         if looked_up and not self._crowded and not self._check_first:
-            [[ids]] = self._ledger.rows(self._sql.accept_new, rows)
-            new = {one.message_id: id_at(ids, place) for place, one in enumerate(incoming)}
+            [[ids]] = self._lookup.rows(self._sql.accept_new, rows)
+            new = {one.message_id: id_at(ids, index) for index, one in enumerate(incoming)}
         else:
-            new = {message_id: id for id, message_id in self._ledger.rows(self._sql.accept, rows)}
+            new = {message_id: id for id, message_id in self._lookup.rows(self._sql.accept, rows)}
         if new:
             self._after = time_after(max(new.values()))
         return new
 
-    def _decide(self, batch: Arrivals, new: Mapping[str, str]) -> None:
+    def _decide(self, batch: IncomingBatch, new: Mapping[str, str]) -> None:
         by_key = [
             one.message_id
             for one in batch.incoming.values()
             if one.idempotency_key is not None and one.message_id not in new
         ]
-        known = self._ledger.known_messages(by_key) if by_key else set()
-        for place, one in batch.incoming.items():
+        known = self._lookup.known_messages(by_key) if by_key else set()
+        for index, one in batch.incoming.items():
             if one.message_id in new:
-                batch.outcomes[place] = batch.kept(place, one, new[one.message_id])
+                batch.outcomes[index] = batch.kept(index, one, new[one.message_id])
             elif one.idempotency_key is None or one.message_id in known:
-                batch.outcomes[place] = SAME_MESSAGE
+                batch.outcomes[index] = SAME_MESSAGE
             else:
-                batch.outcomes[place] = SAME_KEY
+                batch.outcomes[index] = SAME_KEY
         batch.incoming.clear()
 
     def _looks_up(self, messages: Sequence[Received]) -> bool:
@@ -221,8 +228,8 @@ class Acceptor:
 
     def _known(self, message_ids: Sequence[str]) -> dict[int, Accepted]:
         """Those that are there already, by their ids alone: the rest of them need not be read."""
-        known = self._ledger.known_messages(message_ids)
-        return {place: SAME_MESSAGE for place, id in enumerate(message_ids) if id in known}
+        known = self._lookup.known_messages(message_ids)
+        return {index: SAME_MESSAGE for index, id in enumerate(message_ids) if id in known}
 
     def _count(self, messages: Sequence[Received], outcomes: Sequence[Accepted]) -> None:
         words = Counter([outcome.word for outcome in outcomes])
@@ -236,7 +243,7 @@ class Acceptor:
             for message, outcome in zip(messages, outcomes, strict=True)
             if isinstance(outcome, Refused | OutOfPartitions)
         ]
-        extra = {"count": len(dead), "places": [place for place, _ in dead[:TOLD]], "error": dead[0][1].error}
+        extra = {"count": len(dead), "places": [index for index, _ in dead[:TOLD]], "error": dead[0][1].error}
         log.error("messages are dead", extra={"group": self.settings.group, **extra})
 
 

@@ -53,7 +53,7 @@ Accepted = New | Duplicate | Refused | OutOfPartitions
 
 
 @dataclass(slots=True)
-class Arrivals:
+class IncomingBatch:
     """Messages by their place in the batch: those that nothing is decided about, and outcomes of the others."""
 
     messages: Sequence[Received]
@@ -64,24 +64,24 @@ class Arrivals:
 
     def check(self) -> None:
         """Find bodies that are no JSON; their messages are dead from the start."""
-        self.incoming = {place: one.checked() for place, one in self.incoming.items()}
+        self.incoming = {index: one.checked() for index, one in self.incoming.items()}
 
-    def decide(self, place: int, outcome: Accepted) -> None:
-        self.outcomes[place] = outcome
-        del self.incoming[place]
+    def decide(self, index: int, outcome: Accepted) -> None:
+        self.outcomes[index] = outcome
+        del self.incoming[index]
 
     def drop_repeated(self, by: Literal["message_id", "idempotency_key"]) -> None:
         """Within a batch the first one counts."""
         seen: set[str] = set()
-        for place, one in list(self.incoming.items()):
+        for index, one in list(self.incoming.items()):
             name = one.message_id if by == "message_id" else one.idempotency_key
             if name in seen:
-                self.decide(place, SAME_MESSAGE if by == "message_id" else SAME_KEY)
+                self.decide(index, SAME_MESSAGE if by == "message_id" else SAME_KEY)
             elif name is not None:
                 seen.add(name)
 
-    def kept(self, place: int, one: Incoming, id: str) -> Accepted:
+    def kept(self, index: int, one: Incoming, id: str) -> Accepted:
         """What a message is that has its row now, under this id."""
         if one.error is None:
             return New(id)
-        return OutOfPartitions(id, one.error) if place in self.strays else Refused(id, one.error)
+        return OutOfPartitions(id, one.error) if index in self.strays else Refused(id, one.error)

@@ -83,17 +83,17 @@ class Intake:
         if acknowledge == "first":
             self._feed.commit(messages)
         flood = acknowledge == "kept" and len(messages) == self._batch_size
-        lazily = flood and self._may_be_lazy()
+        async_commit = flood and self._may_be_lazy()
         if flood and self._ahead is None:
             self._ahead = self._poller.submit(self._feed.poll, self._batch_size, 0.0)
         try:
-            outcomes = self._acceptor.accept(messages, lazily=lazily)
+            outcomes = self._acceptor.accept(messages, async_commit=async_commit)
         finally:
             self._await_poller()
         self._batch = ()
         if acknowledge == "kept":
             self._kept += messages
-            if not lazily:
+            if not async_commit:
                 self._tell()
         elif acknowledge == "final":
             self._await_end(messages)
@@ -174,7 +174,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, FeedFailed, PartitionMissing)
 
 
-class Taker:
+class Consumer:
     """One consumer of one inbox. After a failure all is opened anew: what was not committed comes again.
 
     `member` names it in its consumer group, and nobody else must have the same name at the same time.

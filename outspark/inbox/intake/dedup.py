@@ -16,15 +16,15 @@ from outspark.database import partitions
 from outspark.database.arrays import Texts
 from outspark.database.names import TableName, lock_class
 from outspark.errors import PartitionMissing, TransactionRequired
-from outspark.inbox.intake.batch import SAME_KEY, SAME_MESSAGE, Arrivals
+from outspark.inbox.intake.batch import SAME_KEY, SAME_MESSAGE, IncomingBatch
 from outspark.inbox.intake.message import Incoming
 
 # Ids and keys share few locks: a batch needs many, and the server has room for only so many.
-SHARES = 64
+LOCK_BUCKETS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Lookup:
     conn: psycopg.Connection[Any]
     table: TableName
     group: str
@@ -46,8 +46,8 @@ class Ledger:
 
     def lock(self, names: Iterable[str]) -> None:
         """Until the end of the transaction nobody else takes in messages with these ids and keys."""
-        shares = sorted({zlib.crc32(name.encode()) % SHARES for name in names})
-        rows = self.rows(LOCK_ACCEPT, {"class": lock_class("accept", self.table), "shares": shares})
+        buckets = sorted({zlib.crc32(name.encode()) % LOCK_BUCKETS for name in names})
+        rows = self.rows(LOCK_ACCEPT, {"class": lock_class("accept", self.table), "buckets": buckets})
         isolation = rows[0][1]
         if isolation != "read committed":
             raise TransactionRequired(
@@ -64,9 +64,9 @@ OFF = timedelta(minutes=15)
 """How far from the clock a message's time may be before it might have had no partition once."""
 
 
-class Placing:
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+class PartitionedDedup:
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
         self._layout: partitions.Layout | None = None
 
     def forget(self) -> bool:
@@ -74,57 +74,57 @@ class Placing:
         known, self._layout = self._layout, None
         return known is not None
 
-    def place(self, batch: Arrivals) -> None:
+    def mark_strays(self, batch: IncomingBatch) -> None:
         """Find messages whose time no partition holds; they go into the present one, as dead."""
         if not self._strays(batch) and all(one.created_at is not None for one in batch.incoming.values()):
             return
-        layout = self._layout = partitions.read(self._ledger.conn, self._ledger.table)
+        layout = self._layout = partitions.read(self._lookup.conn, self._lookup.table)
         if not layout.has_place_for(layout.now):
-            raise PartitionMissing(str(self._ledger.table))
-        for place in self._strays(batch):
-            one = batch.incoming[place]
+            raise PartitionMissing(str(self._lookup.table))
+        for index in self._strays(batch):
+            one = batch.incoming[index]
             assert one.created_at is not None
             error = f"no partition holds {one.created_at.isoformat()}; there are {layout.span()}"
-            batch.strays.add(place)
-            batch.incoming[place] = replace(
+            batch.strays.add(index)
+            batch.incoming[index] = replace(
                 one, created_at=None, own_time=False, error=error, idempotency_key=None
             )
 
-    def drop_known(self, batch: Arrivals) -> None:
+    def drop_known(self, batch: IncomingBatch) -> None:
         """Decide about what the indexes would not find."""
         self._drop_strays_of_old(batch)
-        doubtful = {place: one for place, one in batch.incoming.items() if _doubtful(one)}
+        doubtful = {index: one for index, one in batch.incoming.items() if _doubtful(one)}
         if not doubtful:
             return
         ids = [one.message_id for one in doubtful.values()]
         keys = [one.idempotency_key for one in doubtful.values() if one.idempotency_key is not None]
-        self._ledger.lock([*ids, *keys])
-        known_ids, known_keys = self._ledger.known_messages(ids), self._ledger.known_keys(keys)
-        for place, one in doubtful.items():
+        self._lookup.lock([*ids, *keys])
+        known_ids, known_keys = self._lookup.known_messages(ids), self._lookup.known_keys(keys)
+        for index, one in doubtful.items():
             if one.message_id in known_ids:
-                batch.decide(place, SAME_MESSAGE)
+                batch.decide(index, SAME_MESSAGE)
             elif one.idempotency_key in known_keys:
-                batch.decide(place, SAME_KEY)
+                batch.decide(index, SAME_KEY)
         batch.drop_repeated("idempotency_key")
 
-    def _drop_strays_of_old(self, batch: Arrivals) -> None:
+    def _drop_strays_of_old(self, batch: IncomingBatch) -> None:
         """A message that had no partition for its time is kept under another, even when it has one by now."""
         now = datetime.now(UTC)
         ids = {
-            place: one.message_id
-            for place, one in batch.incoming.items()
+            index: one.message_id
+            for index, one in batch.incoming.items()
             if one.own_time and one.created_at is not None and abs(now - one.created_at) > OFF
         }
-        known = self._ledger.known_messages(list(ids.values())) if ids else set()
-        for place, id in ids.items():
+        known = self._lookup.known_messages(list(ids.values())) if ids else set()
+        for index, id in ids.items():
             if id in known:
-                batch.decide(place, SAME_MESSAGE)
+                batch.decide(index, SAME_MESSAGE)
 
-    def _strays(self, batch: Arrivals) -> list[int]:
+    def _strays(self, batch: IncomingBatch) -> list[int]:
         layout = self._layout
         return [
-            place
-            for place, one in batch.incoming.items()
+            index
+            for index, one in batch.incoming.items()
             if one.created_at is not None and (layout is None or not layout.has_place_for(one.created_at))
         ]
 

@@ -18,7 +18,7 @@ _MOST_LAYOUTS = 1000
 # As the bindings of CloudEvents spell them: for Kafka, for NATS and HTTP, and the two for AMQP.
 _CLOUD_EVENTS = ("ce_", "ce-", "cloudevents_", "cloudevents:")
 
-Places = tuple[int, ...]
+Columns = tuple[int, ...]
 """Where a value may stand: the first of these that is not empty counts."""
 
 
@@ -26,18 +26,18 @@ Places = tuple[int, ...]
 class Layout:
     """Where messages with certain names of headers have what."""
 
-    id: Places
-    cloud_events: Mapping[int, Places]
+    id: Columns
+    cloud_events: Mapping[int, Columns]
     """Which of the ids are those of CloudEvents, and where the source is without which they name no event."""
-    type: Places
-    source: Places
-    time: Places
-    idempotency: Places
-    correlation: Places
-    causation: Places
-    version: Places
-    trace_parent: Places
-    trace_id: Places
+    type: Columns
+    source: Columns
+    time: Columns
+    idempotency: Columns
+    correlation: Columns
+    causation: Columns
+    version: Columns
+    trace_parent: Columns
+    trace_id: Columns
     stored: tuple[tuple[str, int], ...]
     """What each header begins with as a part of a JSON object, and where its value is."""
     has_more: bool
@@ -51,27 +51,27 @@ class Headers:
     layout: Layout
     values: Sequence[bytes]
 
-    def raw(self, places: Places) -> bytes | None:
-        for place in places:
-            if value := self.values[place]:
+    def raw(self, indexes: Columns) -> bytes | None:
+        for index in indexes:
+            if value := self.values[index]:
                 return value
         return None
 
-    def text(self, places: Places) -> str | None:
-        value = self.raw(places)
+    def text(self, indexes: Columns) -> str | None:
+        value = self.raw(indexes)
         return None if value is None else utf8(value)
 
-    def event_source(self) -> Places | None:
+    def event_source(self) -> Columns | None:
         """Where the source of a CloudEvent is; None where the id is another one."""
-        for place in self.layout.id:
-            if self.values[place]:
-                return self.layout.cloud_events.get(place)
+        for index in self.layout.id:
+            if self.values[index]:
+                return self.layout.cloud_events.get(index)
         return None
 
     def stored(self, key: bytes | None) -> str:
         """As a JSON object; bytes that are no text become `{"base64": "..."}`."""
         values = self.values
-        parts = [begin + _json(values[place]) for begin, place in self.layout.stored]
+        parts = [begin + _json(values[index]) for begin, index in self.layout.stored]
         if key is not None:
             # Of two values under one name jsonb keeps the last.
             parts.append(_KEY + _json(key))
@@ -112,32 +112,32 @@ def _as_bytes(
 
 
 def _layout(names: tuple[str, ...], settings: AcceptSettings) -> Layout:
-    by_name = {name.lower(): place for place, name in enumerate(names)}
-    stored = {clean(name): place for place, name in enumerate(names)}
+    by_name = {name.lower(): index for index, name in enumerate(names)}
+    stored = {clean(name): index for index, name in enumerate(names)}
 
-    def places(wanted: tuple[str, ...]) -> Places:
+    def indexes(wanted: tuple[str, ...]) -> Columns:
         return tuple(by_name[name.lower()] for name in wanted if name.lower() in by_name)
 
     more = {
-        "idempotency": places(settings.idempotency_headers),
-        "correlation": places(settings.correlation_headers),
-        "causation": places(settings.causation_headers),
-        "version": places(settings.version_headers),
-        "trace_parent": places(("traceparent",)),
-        "trace_id": places(("trace_id",)),
+        "idempotency": indexes(settings.idempotency_headers),
+        "correlation": indexes(settings.correlation_headers),
+        "causation": indexes(settings.causation_headers),
+        "version": indexes(settings.version_headers),
+        "trace_parent": indexes(("traceparent",)),
+        "trace_id": indexes(("trace_id",)),
     }
     return Layout(
-        id=places(settings.id_headers),
+        id=indexes(settings.id_headers),
         cloud_events={
-            by_name[f"{prefix}id"]: places((f"{prefix}source",))
+            by_name[f"{prefix}id"]: indexes((f"{prefix}source",))
             for prefix in _CLOUD_EVENTS
             if f"{prefix}id" in by_name
         },
-        type=places(settings.type_headers),
-        source=places(settings.source_headers),
-        time=places(settings.time_headers),
+        type=indexes(settings.type_headers),
+        source=indexes(settings.source_headers),
+        time=indexes(settings.time_headers),
         **more,
-        stored=tuple((_begin(name), place) for name, place in stored.items()),
+        stored=tuple((_begin(name), index) for name, index in stored.items()),
         has_more=any(more.values()),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from outspark.contracts.jeap.maintenance import JeapUpkeep
+from outspark.contracts.jeap.maintenance import JeapMaintenance
 from outspark.contracts.jeap.table import DEFAULT_TABLE
 from outspark.contracts.maintenance import DeadEvent, DeadFilter
 from outspark.database.names import TableName, resolve
@@ -49,7 +49,7 @@ class FailedMessages:
     ) -> int:
         """Those that failed from `since` on and before `before`, and are marked for a resend or not."""
         which = DeadFilter(since=since, before=before, requeued=resend)
-        return self._upkeep(conn).count_dead(conn, which)
+        return self._chores(conn).count_dead(conn, which)
 
     def find(
         self,
@@ -63,16 +63,16 @@ class FailedMessages:
     ) -> list[FailedMessage]:
         """In the order of their ids, `limit` at most; the last id of a page is `after_id` of the next."""
         which = DeadFilter(since=since, before=before, after=str(after_id), requeued=resend)
-        return [_message(event, resend) for event in self._upkeep(conn).list_dead(conn, which, limit)]
+        return [_message(event, resend) for event in self._chores(conn).list_dead(conn, which, limit)]
 
     def resend(self, conn: psycopg.Connection[Any], ids: Iterable[int]) -> list[int]:
         """Have the relay send them again; answers those that were marked: failed, and not marked before."""
         wanted = tuple(map(str, ids))
-        marked = self._upkeep(conn).requeue(conn, DeadFilter(ids=wanted), len(wanted))
+        marked = self._chores(conn).requeue(conn, DeadFilter(ids=wanted), len(wanted))
         return sorted(map(int, marked))
 
-    def _upkeep(self, conn: psycopg.Connection[Any]) -> JeapUpkeep:
-        return JeapUpkeep(resolve(conn, self.table))
+    def _chores(self, conn: psycopg.Connection[Any]) -> JeapMaintenance:
+        return JeapMaintenance(resolve(conn, self.table))
 
 
 def _message(event: DeadEvent, resend: bool) -> FailedMessage:

@@ -21,7 +21,7 @@ from outspark.outbox.jeap import sqlalchemy_sessions, transactions
 from outspark.outbox.jeap.new_message import NewMessage
 from outspark.outbox.jeap.sender import DEFAULT, Sender
 from outspark.outbox.jeap.transactions import AsyncTransaction, Transaction
-from outspark.outbox.jeap.writer import Letters, Writer
+from outspark.outbox.jeap.writer import PreparedInsert, Writer
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -94,21 +94,21 @@ class JeapOutbox:
         """
         if (session := handles.as_session(conn)) is not None:
             return self._post(session, messages, "send_scheduled", immediate=False)
-        letters = self._writer.write(messages, immediate=False)
+        prepared = self._writer.write(messages, immediate=False)
         if isinstance(conn, psycopg.Connection):
             transactions.require_transaction(conn, "send_scheduled")
-            return self._posted_unseen(letters, transactions.execute(conn, letters.step))
+            return self._posted_unseen(prepared, transactions.execute(conn, prepared.step))
         if (connection := handles.as_connection(conn)) is not None:
             sqlalchemy_sessions.require_transaction(connection, "send_scheduled")
-            return self._posted_unseen(letters, sqlalchemy_sessions.execute(connection, letters.step))
+            return self._posted_unseen(prepared, sqlalchemy_sessions.execute(connection, prepared.step))
         raise _wrong_handle("send_scheduled", conn, "a psycopg or SQLAlchemy Connection, or a Session")
 
     async def send_scheduled_async(self, conn: AsyncHandle, *messages: NewMessage) -> list[int]:
         """`send_scheduled` for psycopg's AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession."""
         if isinstance(conn, psycopg.AsyncConnection):
             transactions.require_transaction(conn, "send_scheduled_async")
-            letters = self._writer.write(messages, immediate=False)
-            return self._posted_unseen(letters, await transactions.execute_async(conn, letters.step))
+            prepared = self._writer.write(messages, immediate=False)
+            return self._posted_unseen(prepared, await transactions.execute_async(conn, prepared.step))
         found = handles.as_async_session(conn) or handles.as_async_connection(conn)
         if found is None:
             raise _wrong_handle("send_scheduled_async", conn, "an AsyncConnection or an AsyncSession")
@@ -135,15 +135,15 @@ class JeapOutbox:
     def _post(
         self, session: orm.Session, messages: tuple[NewMessage, ...], call: str, *, immediate: bool
     ) -> list[int]:
-        letters = self._writer.write(messages, immediate=immediate)
+        prepared = self._writer.write(messages, immediate=immediate)
         connection = sqlalchemy_sessions.open_connection(session, call)
-        events = letters.events(sqlalchemy_sessions.execute(connection, letters.step))
+        events = prepared.events(sqlalchemy_sessions.execute(connection, prepared.step))
         sqlalchemy_sessions.watch(session).add(connection, self._writer.sender, events, immediate=immediate)
         return [int(event.id) for event in events]
 
-    def _posted_unseen(self, letters: Letters, answers: list[Any]) -> list[int]:
+    def _posted_unseen(self, prepared: PreparedInsert, answers: list[Any]) -> list[int]:
         """Of a bare connection nobody is told how its transaction ends."""
-        events = letters.events(answers)
+        events = prepared.events(answers)
         self._writer.sender.count(len(events), "scheduled", "unknown")
         return [int(event.id) for event in events]
 

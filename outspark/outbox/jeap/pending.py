@@ -26,7 +26,7 @@ _GRACE = 0.5
 
 
 @dataclass(slots=True)
-class Share:
+class OutboxWrites:
     """What went into one outbox."""
 
     sender: Sender
@@ -53,31 +53,31 @@ class Pending:
     """Belongs to one transaction. Runs no statement itself: it hands out steps, for any driver."""
 
     def __init__(self) -> None:
-        self._shares: dict[Sender, Share] = {}
+        self._writes: dict[Sender, OutboxWrites] = {}
 
     def add(self, sender: Sender, events: Sequence[Event], *, immediate: bool) -> None:
-        share = self._shares.setdefault(sender, Share(sender))
+        writes = self._writes.setdefault(sender, OutboxWrites(sender))
         if immediate:
-            share.immediate.extend(events)
+            writes.immediate.extend(events)
         else:
-            share.scheduled += len(events)
+            writes.scheduled += len(events)
 
-    def holds(self) -> list[tuple[Share, Step]]:
+    def holds(self) -> list[tuple[OutboxWrites, Step]]:
         """To be run before the commit; each share keeps what its step answers.
 
         The relay leaves the messages alone for the longest send × their number, over all outboxes: 2 messages into
         one and 1 into another, at 15 s + 5 s each, are held for 60 s.
         """
-        shares = [share for share in self._shares.values() if share.immediate]
-        seconds = sum(share.sender.longest * len(share.immediate) for share in shares)
+        all_writes = [writes for writes in self._writes.values() if writes.immediate]
+        seconds = sum(writes.sender.longest * len(writes.immediate) for writes in all_writes)
         return [
-            (share, Step(share.sender.hold, enqueue.hold_params(share.immediate, seconds)))
-            for share in shares
+            (writes, Step(writes.sender.hold, enqueue.hold_params(writes.immediate, seconds)))
+            for writes in all_writes
         ]
 
     def count(self, status: TxStatus) -> None:
-        for share in self._shares.values():
-            share.count(status)
+        for writes in self._writes.values():
+            writes.count(status)
 
     def deliver(self) -> list[Step]:
         """Send what is held, in the time of the most patient outbox; answers how to mark it.
@@ -93,19 +93,19 @@ class Pending:
     def _deliver(self) -> list[Step]:
         until = time.monotonic() + self.timeout
         steps = (
-            share.sender.send(share.held, min(share.sender.timeout, until - time.monotonic()))
-            for share in self._shares.values()
-            if share.held
+            writes.sender.send(writes.held, min(writes.sender.timeout, until - time.monotonic()))
+            for writes in self._writes.values()
+            if writes.held
         )
         return [step for step in steps if step is not None]
 
     @property
     def holds_any(self) -> bool:
-        return any(share.held for share in self._shares.values())
+        return any(writes.held for writes in self._writes.values())
 
     @property
     def timeout(self) -> float:
-        return max((share.sender.timeout for share in self._shares.values() if share.held), default=0.0)
+        return max((writes.sender.timeout for writes in self._writes.values() if writes.held), default=0.0)
 
 
 def _start(work: Callable[[], T]) -> Future[T]:

@@ -41,8 +41,8 @@ class Watch:
     def before_commit(self, session: orm.Session) -> None:
         if self._connection is not None and not session.in_nested_transaction():
             self._status = "unknown"
-            for share, step in self._pending.holds():
-                share.keep(run(self._connection, step))
+            for writes, step in self._pending.holds():
+                writes.keep(run(self._connection, step))
 
     def after_commit(self, session: orm.Session) -> None:
         if self._connection is not None and not session.in_nested_transaction():

@@ -20,7 +20,7 @@ class Statement(NamedTuple):
 
     @classmethod
     def compose(cls, compose: Callable[[TableName, Placeholder], str], table: TableName) -> Statement:
-        return cls(compose(table, _psycopg_place), compose(table, _sqlalchemy_place))
+        return cls(compose(table, _psycopg_placeholder), compose(table, _sqlalchemy_place))
 
 
 class Step(NamedTuple):
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     params: dict[str, Any]
 
 
-def _psycopg_place(name: str) -> sql.Composable:
+def _psycopg_placeholder(name: str) -> sql.Composable:
     # Text format would send every byte of a message as two.
     return sql.Placeholder(name, format=PyFormat.BINARY if name == "messages" else PyFormat.AUTO)
 

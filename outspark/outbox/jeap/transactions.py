@@ -40,8 +40,8 @@ class Transaction:
         return self._post(messages, immediate=False)
 
     def _post(self, messages: tuple[NewMessage, ...], *, immediate: bool) -> list[int]:
-        letters = self._writer.write(messages, immediate=immediate)
-        events = letters.events(execute(self._conn, letters.step))
+        prepared = self._writer.write(messages, immediate=immediate)
+        events = prepared.events(execute(self._conn, prepared.step))
         self._pending.add(self._writer.sender, events, immediate=immediate)
         return [int(event.id) for event in events]
 
@@ -59,8 +59,8 @@ class AsyncTransaction:
         return await self._post(messages, immediate=False)
 
     async def _post(self, messages: tuple[NewMessage, ...], *, immediate: bool) -> list[int]:
-        letters = self._writer.write(messages, immediate=immediate)
-        events = letters.events(await execute_async(self._conn, letters.step))
+        prepared = self._writer.write(messages, immediate=immediate)
+        events = prepared.events(await execute_async(self._conn, prepared.step))
         self._pending.add(self._writer.sender, events, immediate=immediate)
         return [int(event.id) for event in events]
 
@@ -73,8 +73,8 @@ def transaction(writer: Writer, conn: psycopg.Connection[Any]) -> Iterator[Trans
     try:
         with conn.transaction():
             yield Transaction(writer, conn, pending)
-            for share, step in pending.holds():
-                share.keep(_ids(execute(conn, step)))
+            for writes, step in pending.holds():
+                writes.keep(_ids(execute(conn, step)))
             status = _before_commit(conn)
         status = _after_commit(conn, status)
     except BaseException:
@@ -101,8 +101,8 @@ async def transaction_async(
     try:
         async with conn.transaction():
             yield AsyncTransaction(writer, conn, pending)
-            for share, step in pending.holds():
-                share.keep(_ids(await execute_async(conn, step)))
+            for writes, step in pending.holds():
+                writes.keep(_ids(await execute_async(conn, step)))
             status = _before_commit(conn)
         status = _after_commit(conn, status)
     except BaseException:

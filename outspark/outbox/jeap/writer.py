@@ -18,7 +18,7 @@ from outspark.outbox.jeap.statements import Statement, Step
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class PreparedInsert:
     """Messages that were checked, and the step that writes them."""
 
     step: Step
@@ -39,7 +39,7 @@ class Writer:
         self._cluster, self._form = cluster, form
         self._statement = Statement.compose(enqueue.insert_sql, table)
 
-    def write(self, messages: Sequence[NewMessage], *, immediate: bool) -> Letters:
+    def write(self, messages: Sequence[NewMessage], *, immediate: bool) -> PreparedInsert:
         """EventInvalid when one of them cannot be sent as it is."""
         if immediate and not self.sender.can_send:
             raise SettingsError(
@@ -49,6 +49,6 @@ class Writer:
         rows = [check(message, self._cluster) for message in messages]
         trace = columns(trace_context.current().get("traceparent"))
         seconds = self.sender.longest * len(rows) if immediate else None
-        return Letters(
+        return PreparedInsert(
             Step(self._statement, enqueue.insert_params(rows, trace, seconds)), rows, trace, self._form
         )

@@ -149,7 +149,7 @@ class Backlog:
         return Drained(self.pending, [seconds for (seconds,) in self.conn.execute(ranked, times)])
 
     def clear(self) -> None:
-        """Leave nothing that the server's own upkeep would look at while others are measured."""
+        """Leave nothing that the server's own maintenance would look at while others are measured."""
         self._swap(HIDE)
         self._revealed = None
         if self.finished:

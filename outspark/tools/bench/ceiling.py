@@ -119,7 +119,7 @@ class Ceiling(Clients):
     def _procedure(self) -> sql.Composed:
         table, slots = self.table, self.plan.slots
         source = {"url": self.url, "contract": table.contract, "lease": self.lease, "slots": slots}
-        statements = contracts.get(table.contract).lane_statements(
+        statements = contracts.get(table.contract).relay_statements(
             table.outbox, SourceSettings.model_validate(source)
         )
         own = self.own or self.lease == "slot"

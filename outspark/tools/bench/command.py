@@ -30,8 +30,8 @@ SCENARIOS = {
     "backlog": "the last tenth of a very long backlog beside its first",
     "jeap": "an outbox of jEAP: its ceiling, bare lanes and Spark, and on Kafka beside jEAP's own way to relay",
     "jeap-finished": "an outbox of jEAP with millions of sent messages in it",
-    "inbox-take": "an inbox that takes in from Kafka, half of it copies, beside plain clients",
-    "inbox-work": "an inbox whose handler inserts one row: its ceiling, bare lanes and Spark",
+    "inbox-consume": "an inbox that takes in from Kafka, half of it copies, beside plain clients",
+    "inbox-handle": "an inbox whose handler inserts one row: its ceiling, bare lanes and Spark",
     "idle": "CPU of a relay that has nothing to do",
     "soak": "memory over minutes of steady load",
 }

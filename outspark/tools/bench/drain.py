@@ -177,7 +177,7 @@ class Stand:
     def _open_inbox_host(self, url: str) -> Host:
         plan, case = self.arena.plan, self.case
         if case.host == "bare" or case.host == "spark":
-            return InboxHosts(case.host, url, plan, case.table, "work")
+            return InboxHosts(case.host, url, plan, case.table, "handle")
         return HandlingCeiling(url, plan, case.table)
 
     def _await_drained(self) -> None:

@@ -16,7 +16,7 @@ from outspark.config.settings import Settings
 from outspark.hosting import process
 from outspark.observability import logs
 from outspark.relay.lane import Lane
-from outspark.relay.spec import share_out
+from outspark.relay.spec import assign_slots
 from outspark.tools.bench.one_by_one import one_by_one
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         _relay(settings, closed)
     else:
         process.calm_collector()
-        lane = Lane(share_out(settings, order["instance"], {})[order["lane"]])
+        lane = Lane(assign_slots(settings, order["instance"], {})[order["lane"]])
         if order["one_by_one"]:
             lane.destinations = one_by_one(process.destinations(settings.destinations))
         if order["profile"] is None:

@@ -136,7 +136,8 @@ class Hosts:
         # A plain process has no successor: its one shift lasts for as long as the bench needs it.
         shift = f"{self.plan.shift:g}s" if self.host == "spark" else "24h"
         return {
-            "relay": {"id": "bench", "lanes": self.plan.lanes, "shift": shift, "spark": PATIENT},
+            "relay": {"id": "bench"},
+            "hosting": {"lanes": self.plan.lanes, "shift": shift, "spark": PATIENT},
             "log": {"level": "warning"},
             "sources": {"bench": source},
             "destinations": dict(self.destinations),

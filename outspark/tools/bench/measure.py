@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from outspark.cli.output import progress
-from outspark.tools.bench.inbox.measure import measure_inbox_take, measure_inbox_work
+from outspark.tools.bench.inbox.measure import measure_inbox_consume, measure_inbox_handle
 from outspark.tools.bench.jeap import measure_jeap, measure_jeap_finished
 from outspark.tools.bench.outage import measure_outage
 from outspark.tools.bench.plan import Plan
@@ -33,8 +33,8 @@ MEASURES: dict[str, Callable[[Run], None]] = {
     "backlog": measure_backlog,
     "jeap": measure_jeap,
     "jeap-finished": measure_jeap_finished,
-    "inbox-take": measure_inbox_take,
-    "inbox-work": measure_inbox_work,
+    "inbox-consume": measure_inbox_consume,
+    "inbox-handle": measure_inbox_handle,
     "idle": measure_idle,
     "soak": measure_soak,
 }

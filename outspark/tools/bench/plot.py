@@ -17,7 +17,7 @@ Panel = Callable[[Axes, Results], None]
 
 BROKERS = ("nats", "kafka", "rabbitmq", "redis")
 JEAP = ("jeap", "jeap-finished")
-INBOX = ("inbox-take", "inbox-work")
+INBOX = ("inbox-consume", "inbox-handle")
 COLOURS = {"ceiling": "#8a8f98", "own": "#b9bdc4", "serial": "#b9bdc4", "bare": "#4c9be8", "spark": "#e8743b"}
 
 

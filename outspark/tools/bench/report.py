@@ -80,13 +80,13 @@ Drains that are compared take turns, the first of each does not count, and a rat
   the last says what the server and the machine make of a long load.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
-- **inbox-take**: a topic with 4 partitions, in which each message stands twice, the copy some batches after the first.
-  It is written in a transaction, which shows all of it in one instant; the time runs from there until the offsets of
-  the group stand at the end, and then the inbox must hold each message once. The ceiling is the INSERT with ON CONFLICT
-  DO NOTHING, in batches as large, each with a commit that waits for the disk, by one plain process per lane, with the
-  parameters for its share of the messages ready in memory. Lanes [do it for less](inbox/feeds.md): they look up first
-  what is there already, and in a flood one commit in four waits.
-- **inbox-work**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
+- **inbox-consume**: a topic with 4 partitions, in which each message stands twice, the copy some batches after the
+  first. It is written in a transaction, which shows all of it in one instant; the time runs from there until the
+  offsets of the group stand at the end, and then the inbox must hold each message once. The ceiling is the INSERT with
+  ON CONFLICT DO NOTHING, in batches as large, each with a commit that waits for the disk, by one plain process per
+  lane, with the parameters for its share of the messages ready in memory. Lanes
+  [do it for less](inbox/feeds.md): they look up first what is there already, and in a flood one commit in four waits.
+- **inbox-handle**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
   50 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
   worker's claim, one INSERT for each event, and its completion, in transactions as large. In the end every event is
   completed at its first attempt, and its effect is there once.

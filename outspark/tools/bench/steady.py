@@ -22,7 +22,7 @@ def measure_idle(run: Run) -> None:
     """CPU of an idle relay, hand-overs included, polling and with the doorbell."""
     run.begin("idle", 2)
     for bell in (False, True):
-        waking = "doorbell" if bell else "polling"
+        waker = "doorbell" if bell else "polling"
         with run.arena.database() as url:
             if bell:
                 with psycopg.connect(url, autocommit=True) as conn:
@@ -32,10 +32,10 @@ def measure_idle(run: Run) -> None:
                     time.sleep(run.plan.idle_seconds)
                 lanes.check()
         cores = meter.usage["ours"].cpu / meter.seconds / run.plan.lanes
-        note = f"idle, {waking}: {cores:.3f} cores per lane"
+        note = f"idle, {waker}: {cores:.3f} cores per lane"
         run.add(Row("idle", "spark", "row", "null", memory=meter.usage["ours"].peak, note=note))
-        run.step(f"idle: {waking}: {cores:.3f} cores per lane")
-        run.want(Target(f"idle, {waking}", "≤", 0.1, cores, "cores per lane"))
+        run.step(f"idle: {waker}: {cores:.3f} cores per lane")
+        run.want(Target(f"idle, {waker}", "≤", 0.1, cores, "cores per lane"))
 
 
 def measure_soak(run: Run) -> None:

@@ -34,22 +34,22 @@ ARRIVAL_TIMEOUT = 10.0
 def measure_trickle(run: Run) -> None:
     """Commit to publish at 50 events a second, polling and with the doorbell."""
     run.begin("trickle", len(WANTED))
-    for waking in WANTED:
-        _trickle(run, waking)
+    for waker in WANTED:
+        _trickle(run, waker)
 
 
-def _trickle(run: Run, waking: str) -> None:
+def _trickle(run: Run, waker: str) -> None:
     with tempfile.TemporaryDirectory(prefix="outspark-bench-") as folder, run.arena.database() as url:
         stamps = Path(folder) / "stamps"
         with psycopg.connect(url, autocommit=True) as conn:
-            if waking == "doorbell":
+            if waker == "doorbell":
                 install_doorbell(conn, run.plan.lanes)
             with Hosts(
                 "spark",
                 url,
                 run.plan,
                 poll_interval=POLL_INTERVAL,
-                doorbell=waking == "doorbell",
+                doorbell=waker == "doorbell",
                 transform=probe.HOOK,
                 environ={probe.VARIABLE: str(stamps)},
             ) as lanes:
@@ -59,17 +59,17 @@ def _trickle(run: Run, waking: str) -> None:
                 published = _await_published(Backlog(conn, run.plan), stamps, committed)
     latencies = sorted((published[id] - at) / 1e6 for id, at in committed.items())
     p50, p99 = (quantiles(latencies, n=100)[percent - 1] for percent in (50, 99))
-    _record(run, waking, latencies, p50, p99, handovers)
+    _record(run, waker, latencies, p50, p99, handovers)
 
 
-def _record(run: Run, waking: str, latencies: list[float], p50: float, p99: float, handovers: int) -> None:
+def _record(run: Run, waker: str, latencies: list[float], p50: float, p99: float, handovers: int) -> None:
     row = Row("trickle", "spark", "row", "null", events=len(latencies), p50=p50, p99=p99, handovers=handovers)
-    row.note = waking
+    row.note = waker
     run.add(row)
-    run.results.curves[f"trickle {waking}"] = latencies[:: max(len(latencies) // 500, 1)]
-    run.step(f"trickle: {waking}: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {handovers} hand-overs")
-    for name, wanted, reached in zip(("p50", "p99"), WANTED[waking], (p50, p99), strict=True):
-        run.want(Target(f"commit to publish, {waking}, {name}", "≤", wanted, reached, "ms"))
+    run.results.curves[f"trickle {waker}"] = latencies[:: max(len(latencies) // 500, 1)]
+    run.step(f"trickle: {waker}: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {handovers} hand-overs")
+    for name, wanted, reached in zip(("p50", "p99"), WANTED[waker], (p50, p99), strict=True):
+        run.want(Target(f"commit to publish, {waker}, {name}", "≤", wanted, reached, "ms"))
 
 
 def install_doorbell(conn: Connection, lanes: int) -> None:

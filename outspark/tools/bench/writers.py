@@ -40,8 +40,8 @@ def measure_writers(run: Run) -> None:
         # Who goes first changes with the round.
         for bell in (bool(number % 2), not number % 2):
             rates[bell].append(_measure(run, bell))
-            waking = "doorbell" if bell else "polling"
-            run.step(f"writers: {run.plan.writers} beside lanes, {waking}: {rates[bell][-1]:,.0f} rows/s")
+            waker = "doorbell" if bell else "polling"
+            run.step(f"writers: {run.plan.writers} beside lanes, {waker}: {rates[bell][-1]:,.0f} rows/s")
     for bell, name in ((False, "polling"), (True, "doorbell")):
         note = f"{run.plan.writers} writers of single rows beside lanes, {name}"
         row = Row("writers", "bare", "row", "null", rates=rates[bell], rate=median(rates[bell]), note=note)

@@ -40,9 +40,11 @@ unhandled = "skip"
 """
 
 _FRAME = """\
+[hosting]
+lanes = {lanes}
+
 [relay]
 id = "{id}"
-lanes = {lanes}
 
 [server]
 port = {port}

@@ -111,9 +111,9 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
     from rich.console import Console
 
     from outspark.tools.demo import summary
-    from outspark.tools.demo.scenario import play
+    from outspark.tools.demo.scenario import run_scenario
     from outspark.tools.demo.screen import open_screen
-    from outspark.tools.demo.setup import Stage
+    from outspark.tools.demo.setup import Setup
 
     console = Console(stderr=True)
     console.print(INTRODUCTION.format(broker=broker.name) + BILLING * broker.has_feed, highlight=False)
@@ -121,19 +121,19 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
     screen = open_screen(console)
     with ExitStack() as stack:
         with interruptions.held():
-            stage = stack.enter_context(Stage(broker, screen))
+            setup = stack.enter_context(Setup(broker, screen))
         try:
             with screen:
-                report = play(stage, plan, screen)
+                report = run_scenario(setup, plan, screen)
         except OutsparkError as error:
-            culprit = stage.culprit() or stage.relay
+            culprit = setup.culprit() or setup.relay
             log = culprit.save_log()
             raise OutsparkError(f"{error}; its log is {log} and ends with:\n{culprit.tail()}") from error
         summary.show(report, as_json=as_json)
-        for one in stage.applications if not report.holds else ():
+        for one in setup.applications if not report.holds else ():
             typer.echo(f"the {one.what}'s log is {one.save_log()}", err=True)
         if plan.keep:
-            typer.echo(summary.addresses(stage), err=True)
+            typer.echo(summary.addresses(setup), err=True)
             with suppress(Interrupted):
                 threading.Event().wait()
             typer.echo("\n stopping", err=True)

@@ -20,7 +20,7 @@ _BACK_WITHIN = 30.0
 _POLL = 0.02
 
 
-class Strike:
+class Crash:
     """Works in a thread of its own. `news` are milestones, to be told by the main thread."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Strike:
         self.news: SimpleQueue[tuple[str, bool]] = SimpleQueue()
         self.down: Kill | None = None
         """While nobody hosts the killed lane."""
-        self._thread = threading.Thread(target=self._run, name=f"demo-strike-{whose}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"demo-crash-{whose}", daemon=True)
         self._thread.start()
 
     @property

@@ -21,7 +21,7 @@ from outspark.tools.demo import billing
 from outspark.tools.demo.application import ID, LANES
 from outspark.tools.demo.crash import PAUSE, Kill, catch, stopped
 
-Task = Literal["take", "work"]
+Task = Literal["consume", "handle"]
 
 # A lane's session is named after it. One that handles events also shows by a lock that it lives, and has that lock's
 # number in its claims.
@@ -72,10 +72,10 @@ class Workers:
     def names(self) -> dict[str, tuple[Task, int]]:
         """How sessions are called, for each lane."""
         takes: dict[str, tuple[Task, int]] = {
-            f"outspark {ID}-{self.group}-{number}": ("take", number) for number in range(LANES)
+            f"outspark {ID}-{self.group}-{number}": ("consume", number) for number in range(LANES)
         }
         works: dict[str, tuple[Task, int]] = {
-            f"outspark inbox {ID}-{self.group}-{number}": ("work", number) for number in range(LANES)
+            f"outspark inbox {ID}-{self.group}-{number}": ("handle", number) for number in range(LANES)
         }
         return takes | works
 
@@ -95,7 +95,7 @@ class Workers:
         here = {
             (host.task, host.number)
             for host in self.hosts()
-            if host.task == "take" or host.instance is not None
+            if host.task == "consume" or host.instance is not None
         }
         return here == set(self.names.values())
 

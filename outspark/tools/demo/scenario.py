@@ -12,15 +12,15 @@ from outspark.contracts.maintenance import Stats
 from outspark.errors import OutsparkError
 from outspark.tools.demo import billing, report, shop
 from outspark.tools.demo.application import LANES, SLOTS, Application
-from outspark.tools.demo.crash import Strike
+from outspark.tools.demo.crash import Crash
 from outspark.tools.demo.inbox_lanes import Workers
 from outspark.tools.demo.proof import prove
 from outspark.tools.demo.relay_lanes import Lanes
 from outspark.tools.demo.report import Billing, Incident, Report
 from outspark.tools.demo.screen import Screen
-from outspark.tools.demo.setup import Stage
+from outspark.tools.demo.setup import Setup
 from outspark.tools.demo.shop import Shop
-from outspark.tools.demo.snapshot import Sight
+from outspark.tools.demo.snapshot import Snapshots
 
 TICK = 0.15
 START_TIMEOUT = 180.0
@@ -40,22 +40,22 @@ class Plan:
     keep: bool = False
 
 
-def play(stage: Stage, plan: Plan, screen: Screen) -> Report:
+def run_scenario(setup: Setup, plan: Plan, screen: Screen) -> Report:
     """Raises OutsparkError when the relay or the inbox does not start or ends by itself."""
     with ExitStack() as stack:
-        lanes = stack.enter_context(stage.lanes())
-        workers = None if stage.inbox is None else stack.enter_context(stage.workers())
-        return _Play(stage, plan, screen, lanes, workers).perform()
+        lanes = stack.enter_context(setup.lanes())
+        workers = None if setup.inbox is None else stack.enter_context(setup.workers())
+        return _Scenario(setup, plan, screen, lanes, workers).perform()
 
 
-class _Play:
+class _Scenario:
     def __init__(
-        self, stage: Stage, plan: Plan, screen: Screen, lanes: Lanes, workers: Workers | None
+        self, setup: Setup, plan: Plan, screen: Screen, lanes: Lanes, workers: Workers | None
     ) -> None:
-        self._stage, self._plan, self._screen = stage, plan, screen
+        self._setup, self._plan, self._screen = setup, plan, screen
         self._lanes, self._workers = lanes, workers
-        self._shop = Shop(stage.postgres.url(), rate=plan.rate, seconds=plan.seconds)
-        self._sight = Sight(stage, self._shop, lanes, workers)
+        self._shop = Shop(setup.postgres.url(), rate=plan.rate, seconds=plan.seconds)
+        self._snapshots = Snapshots(setup, self._shop, lanes, workers)
         self._phase = ""
 
     def perform(self) -> Report:
@@ -72,41 +72,41 @@ class _Play:
 
     def _await_applications(self) -> None:
         self._phase = "Spark is starting"
-        relay, inbox = self._stage.relay, self._stage.inbox
+        relay, inbox = self._setup.relay, self._setup.inbox
         if not self._watch(lambda: len(self._lanes.slots()) == SLOTS and relay.ready(), START_TIMEOUT):
             raise OutsparkError(f"the relay did not own all slots within {START_TIMEOUT:g} s")
-        self._stage.milestone(f"the relay runs on Spark; its lanes own all {SLOTS} slots")
+        self._setup.milestone(f"the relay runs on Spark; its lanes own all {SLOTS} slots")
         workers = self._workers
         if workers is None or inbox is None:
             return
         if not self._watch(lambda: workers.all_here() and inbox.ready(), START_TIMEOUT):
             raise OutsparkError(f"the inbox did not have all its lanes within {START_TIMEOUT:g} s")
-        self._stage.milestone(
+        self._setup.milestone(
             f"the inbox runs on Spark; {LANES} lanes take messages in, {LANES} call the handler"
         )
 
     def _let_work(self) -> None:
-        plan, stage = self._plan, self._stage
+        plan, setup = self._plan, self._setup
         self._phase = "the shop is open"
         self._shop.start()
-        stage.milestone(f"the shop is open: {plan.rate:g} events/s for {plan.seconds:g} s")
+        setup.milestone(f"the shop is open: {plan.rate:g} events/s for {plan.seconds:g} s")
         if plan.kill:
-            strikes = self._sight.strikes
-            strikes["relay"] = Strike("relay", stage.lanes, plan.seconds * KILL_IN_RELAY)
+            crashes = self._snapshots.crashes
+            crashes["relay"] = Crash("relay", setup.lanes, plan.seconds * KILL_IN_RELAY)
             if self._workers is not None:
-                strikes["inbox"] = Strike("inbox", stage.workers, plan.seconds * KILL_IN_INBOX)
+                crashes["inbox"] = Crash("inbox", setup.workers, plan.seconds * KILL_IN_INBOX)
         self._watch(lambda: not self._shop.at_work)
-        stage.milestone(
+        setup.milestone(
             f"the shop is closed: {report.count(len(self._shop.committed_at), 'event')} committed, "
             f"{len(self._shop.rolled_back):,} rolled back"
         )
         self._phase = "waiting for the killed lane"
-        self._watch(lambda: all(strike.over for strike in self._sight.strikes.values()))
+        self._watch(lambda: all(crash.over for crash in self._snapshots.crashes.values()))
         self._tell_news()
 
     def _drain(self) -> None:
         self._phase = "draining"
-        committed, arrived = self._shop.committed_at, self._stage.consumer.arrived_at
+        committed, arrived = self._shop.committed_at, self._setup.consumer.arrived_at
         self._watch_progress(lambda: len(arrived), lambda: committed.keys() <= arrived.keys())
         # The settle comes a moment after the arrival.
         stats = self._lanes.maintenance.stats
@@ -128,22 +128,22 @@ class _Play:
 
     def _stop_applications(self) -> None:
         """Before the count, so that nothing can arrive after it. Both at once, which takes half as long."""
-        applications = self._stage.applications
+        applications = self._setup.applications
         self._phase = f"stopping the {' and the '.join(one.what for one in applications)}"
-        self._screen.show(self._sight.glance(self._phase))
+        self._screen.show(self._snapshots.glance(self._phase))
         with ThreadPoolExecutor(len(applications)) as pool:
             for one, seconds in zip(applications, pool.map(_stop, applications), strict=True):
-                self._stage.milestone(f"the {one.what} {_ENDINGS[one.what]} in {seconds:.1f} s")
+                self._setup.milestone(f"the {one.what} {_ENDINGS[one.what]} in {seconds:.1f} s")
 
     def _report(self) -> Report:
-        consumer = self._stage.consumer
+        consumer = self._setup.consumer
         traffic = consumer.traffic()
         self._watch(lambda: len(consumer.arrivals) >= traffic.stored, STALLED)
         self._phase = "done"
-        self._screen.show(self._sight.glance(self._phase))
+        self._screen.show(self._snapshots.glance(self._phase))
         return Report(
-            broker=self._stage.broker.name,
-            broker_drops=self._stage.broker.drops_known_ids,
+            broker=self._setup.broker.name,
+            broker_drops=self._setup.broker.drops_known_ids,
             proof=prove(shop.history(self._lanes.conn), self._shop.rolled_back, consumer.arrivals),
             outbox=self._lanes.maintenance.stats(exact=True),
             traffic=traffic,
@@ -151,7 +151,7 @@ class _Play:
             latency=report.latency(self._shop.committed_at, consumer.arrived_at),
             incident=self._incident("relay"),
             wanted_incident=self._plan.kill,
-            seconds=self._stage.clock,
+            seconds=self._setup.clock,
             billing=None if self._workers is None else self._billing(self._workers),
         )
 
@@ -160,8 +160,8 @@ class _Play:
         return Billing(billing.compare(workers.conn), stats, self._incident("inbox"))
 
     def _incident(self, whose: str) -> Incident | None:
-        strike = self._sight.strikes.get(whose)
-        return None if strike is None else strike.incident()
+        crash = self._snapshots.crashes.get(whose)
+        return None if crash is None else crash.incident()
 
     def _watch_progress(self, count: Callable[[], int], over: Callable[[], bool]) -> None:
         """Until it is over, or nothing has moved for too long."""
@@ -179,20 +179,20 @@ class _Play:
         """Shows what happens until it is true; False when it was not within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not until():
-            if (culprit := self._stage.culprit()) is not None:
+            if (culprit := self._setup.culprit()) is not None:
                 raise OutsparkError(f"the {culprit.what} ended by itself")
             if time.monotonic() >= deadline:
                 return False
             self._tell_news()
-            self._screen.show(self._sight.glance(self._phase))
+            self._screen.show(self._snapshots.glance(self._phase))
             time.sleep(TICK)
         return True
 
     def _tell_news(self) -> None:
-        for strike in self._sight.strikes.values():
-            while not strike.news.empty():
-                text, bad = strike.news.get()
-                self._stage.milestone(text, bad=bad)
+        for crash in self._snapshots.crashes.values():
+            while not crash.news.empty():
+                text, bad = crash.news.get()
+                self._setup.milestone(text, bad=bad)
 
 
 def _stop(application: Application) -> float:

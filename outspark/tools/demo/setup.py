@@ -12,7 +12,7 @@ import psycopg
 
 from outspark import contracts
 from outspark.contracts.omnibox import Omnibox
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName, resolve
 from outspark.maintenance.operations import Maintenance
 from outspark.tools.demo import billing, shop
@@ -32,7 +32,7 @@ HASTE = 3.0
 """Seconds that an application has to end in once nobody waits for its events."""
 
 
-class Stage:
+class Setup:
     """Entered, it is built up to the point where Spark is starting."""
 
     def __init__(self, broker: Broker, screen: Screen) -> None:
@@ -88,7 +88,7 @@ class Stage:
         """A look at the relay's lanes, with a connection for one thread."""
         with self._connect() as conn:
             table = resolve(conn, OUTBOX)
-            yield Lanes(conn, table, Maintenance(conn, CONTRACT.upkeep(table)))
+            yield Lanes(conn, table, Maintenance(conn, CONTRACT.maintenance(table)))
 
     @contextmanager
     def workers(self) -> Iterator[Workers]:
@@ -96,7 +96,7 @@ class Stage:
         assert self.inbox is not None
         with self._connect() as conn:
             table = resolve(conn, INBOX)
-            maintenance = Maintenance(conn, InboxUpkeep(table, GROUP))
+            maintenance = Maintenance(conn, InboxMaintenance(table, GROUP))
             yield Workers(conn, table, GROUP, self.inbox.pid, maintenance)
 
     def _connect(self) -> psycopg.Connection:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outspark.tools.demo import report
-from outspark.tools.demo.crash import Strike
+from outspark.tools.demo.crash import Crash
 from outspark.tools.demo.inbox_lanes import Worker, Workers
 from outspark.tools.demo.relay_lanes import Lanes
 from outspark.tools.demo.screen import Billing, Glance, Lane
-from outspark.tools.demo.setup import Stage
+from outspark.tools.demo.setup import Setup
 from outspark.tools.demo.shop import Shop
 
 RECENT = 500
@@ -19,20 +19,20 @@ RECENT = 500
 
 
 @dataclass(slots=True)
-class Sight:
+class Snapshots:
     """For the main thread: `lanes` and `workers` have a connection each."""
 
-    stage: Stage
+    setup: Setup
     shop: Shop
     lanes: Lanes
     workers: Workers | None
-    strikes: dict[str, Strike] = field(default_factory=dict)
+    crashes: dict[str, Crash] = field(default_factory=dict)
     """By whose lane they hit."""
 
     def glance(self, phase: str) -> Glance:
-        stats, consumer = self.lanes.maintenance.stats(exact=True), self.stage.consumer
+        stats, consumer = self.lanes.maintenance.stats(exact=True), self.setup.consumer
         return Glance(
-            at=self.stage.clock,
+            at=self.setup.clock,
             phase=phase,
             committed=len(self.shop.committed_at),
             rolled_back=len(self.shop.rolled_back),
@@ -56,9 +56,9 @@ class Sight:
         )
 
     def _median(self) -> float | None:
-        recent = [fact.id for fact in self.stage.consumer.arrivals[-RECENT:]]
+        recent = [fact.id for fact in self.setup.consumer.arrivals[-RECENT:]]
         seen = report.latency(
-            self.shop.committed_at, {id: self.stage.consumer.arrived_at[id] for id in recent}
+            self.shop.committed_at, {id: self.setup.consumer.arrived_at[id] for id in recent}
         )
         return None if seen is None else seen.p50
 
@@ -78,7 +78,7 @@ class Sight:
         return Lane(f"{lane}: killed", killed=True) if self._is_down(pid) else Lane(f"{lane}: {pid}")
 
     def _is_down(self, pid: int) -> bool:
-        return any(strike.down is not None and strike.down.pid == pid for strike in self.strikes.values())
+        return any(crash.down is not None and crash.down.pid == pid for crash in self.crashes.values())
 
 
 def _by_lane(hosts: Sequence[Worker]) -> list[tuple[str, list[Worker]]]:

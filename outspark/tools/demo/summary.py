@@ -13,7 +13,7 @@ from rich.text import Text
 
 from outspark.tools.demo.billing import COMPARE
 from outspark.tools.demo.report import Billing, Report
-from outspark.tools.demo.setup import Stage
+from outspark.tools.demo.setup import Setup
 
 
 def show(report: Report, *, as_json: bool) -> None:
@@ -36,15 +36,15 @@ def show(report: Report, *, as_json: bool) -> None:
         console.print(part)
 
 
-def addresses(stage: Stage) -> str:
+def addresses(setup: Setup) -> str:
     return f"""\
  The shop is closed; everything else runs on until Ctrl-C:
 
-   database  {stage.postgres.url()}
-   broker    {stage.broker.url}, {stage.broker.place}
+   database  {setup.postgres.url()}
+   broker    {setup.broker.url}, {setup.broker.place}
 """ + "".join(
         f"   {one.what:<8}  {one.url}/stats\n   settings  {one.config}, for outspark stats, dead, …\n"
-        for one in stage.applications
+        for one in setup.applications
     )
 
 

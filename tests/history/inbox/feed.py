@@ -110,8 +110,8 @@ class JournalFeed:
         ends: dict[tuple[str, int], int] = {}
         for message in messages:
             if message.log is None:
-                place = message.topic, message.partition
-                ends[place] = max(ends.get(place, 0), message.offset)
+                harness = message.topic, message.partition
+                ends[harness] = max(ends.get(harness, 0), message.offset)
         before = [one for one in self._polled if one.offset < ends.get((one.topic, one.partition), 0)]
         self._polled = _without(self._polled, [*messages, *before])
         return _unique([*messages, *before])
@@ -158,8 +158,8 @@ def _place(message: Received) -> tuple[str, int, int]:
 
 
 def _without(messages: Iterable[Received], gone: Iterable[Received]) -> list[Received]:
-    places = {_place(message) for message in gone}
-    return [message for message in messages if _place(message) not in places]
+    harnesses = {_place(message) for message in gone}
+    return [message for message in messages if _place(message) not in harnesses]
 
 
 def _unique(messages: Iterable[Received]) -> list[Received]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName
-from outspark.inbox import InboxEvent, NotNow, Reject, Router
+from outspark.inbox import InboxEvent, Reject, RetryLater, Router
 from tests.history.inbox.conduct import Conduct, die
 from tests.history.inbox.drafts import Behaviour
 from tests.history.inbox.journal import Entry, Journal
@@ -48,7 +48,7 @@ class Actor:
         """Take the event away from whoever has it."""
         with psycopg.connect(self.conduct.url, autocommit=True) as conn:
             table = TableName.parse(self.conduct.table).within("public")
-            InboxUpkeep(table).unlock(conn, [event.id], "on purpose")
+            InboxMaintenance(table).unlock(conn, [event.id], "on purpose")
 
     def _has_begun(self, name: str, group: str) -> bool:
         return any(
@@ -115,7 +115,7 @@ def _misbehave(event: InboxEvent, behaviour: Behaviour) -> None:
         case Behaviour.FAIL_FIRST | Behaviour.DIE:
             raise ValueError("on purpose")
         case Behaviour.NOT_NOW_FIRST:
-            raise NotNow("on purpose", after=0.05)
+            raise RetryLater("on purpose", after=0.05)
         case Behaviour.REJECT:
             raise Reject("on purpose")
         case Behaviour.KILL_FIRST | Behaviour.POISON:

@@ -15,7 +15,7 @@ from outspark.config.settings import LogSettings
 from outspark.errors import HandlerHung
 from outspark.hosting import control
 from outspark.inbox.intake import consumer
-from outspark.inbox.lane import InboxLane, InboxSpec
+from outspark.inbox.lane import InboxLane, InboxLaneSpec
 from outspark.observability import logs
 from tests.history.hosting import PRELOADED, Shift, processes
 from tests.history.inbox import handlers, variants
@@ -31,7 +31,7 @@ HUNG = 70
 """How a process ends whose handlers hang, as under Spark."""
 
 
-def run_lane(spec: InboxSpec, process: str, conduct: Conduct, variant: str | None) -> None:
+def run_lane(spec: InboxLaneSpec, process: str, conduct: Conduct, variant: str | None) -> None:
     # With what belongs to each line, so that a history that fails can be read.
     logs.configure(LogSettings(level="warning"))
     if variant is not None:
@@ -48,7 +48,7 @@ def run_lane(spec: InboxSpec, process: str, conduct: Conduct, variant: str | Non
 class Host:
     """One run of some lanes. `tick` is its driver: it starts what is missing and what is next."""
 
-    specs: Sequence[InboxSpec]
+    specs: Sequence[InboxLaneSpec]
     url: str
     conduct: Conduct
     variant: str | None = None
@@ -57,13 +57,13 @@ class Host:
     _lanes: dict[int, list[Shift]] = field(default_factory=dict)
     _shifts: int = 0
 
-    def lanes(self, task: Literal["take", "work"]) -> list[int]:
+    def lanes(self, task: Literal["consume", "handle"]) -> list[int]:
         return [spec.lane for spec in self.specs if spec.task == task]
 
     def tick(self) -> None:
         for spec in self.specs:
             shifts = self._lanes[spec.lane] = self._living(spec.lane)
-            length = spec.relay.shift.total_seconds()
+            length = spec.hosting.shift.total_seconds()
             if not shifts or time.monotonic() - shifts[-1].started > length:
                 shifts.append(self._start(spec))
 
@@ -97,12 +97,12 @@ class Host:
             shift.process.kill()
             shift.process.join()
 
-    def _start(self, spec: InboxSpec) -> Shift:
+    def _start(self, spec: InboxLaneSpec) -> Shift:
         self._shifts += 1
         name = f"{spec.name}.{spec.task}.{spec.number}.{self._shifts}"
         process = processes.Process(
             target=run_lane,
-            args=(spec.for_shift(self._shifts, spec.relay.shift), name, self.conduct, self.variant),
+            args=(spec.for_shift(self._shifts, spec.hosting.shift), name, self.conduct, self.variant),
             daemon=True,
         )
         process.start()

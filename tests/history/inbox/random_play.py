@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from outspark.config.inbox import Strategy
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName
 from tests.history.inbox.brokers import PARTITIONS
 from tests.history.inbox.drafts import Behaviour, Draft, Kind, uuid7_of
-from tests.history.inbox.stage import Stage
+from tests.history.inbox.harness import Harness
 
 KEYS = [f"key-{number}" for number in range(6)]
 LONG_AGO, FAR_AHEAD = timedelta(days=400), timedelta(days=-400)
@@ -46,7 +46,7 @@ NOT_AT_MOST_ONCE = (Behaviour.REFUSE_FIRST,)
 class RandomPlay:
     """`special` messages are spread among the plain ones."""
 
-    stage: Stage
+    harness: Harness
     rng: random.Random
     messages: int = 70
     special: Sequence[Behaviour] = SPECIAL
@@ -61,22 +61,22 @@ class RandomPlay:
         mishaps = sorted((self.rng.randrange(1, len(drafts)), mishap) for mishap in self.mishaps)
         self._publish([drafts.pop() for _ in range(4)])
         # What goes wrong must find lanes at work.
-        self.stage.wait_for(lambda: self.stage.did("begun"), timeout=60, what="the first handler")
+        self.harness.wait_for(lambda: self.harness.did("begun"), timeout=60, what="the first handler")
         while drafts:
             if mishaps and len(drafts) <= mishaps[-1][0]:
                 self._mishap(mishaps.pop()[1])
             burst = [drafts.pop() for _ in range(min(self.rng.randint(1, 8), len(drafts)))]
             self._publish(burst)
             self._wait()
-        self.stage.finish()
+        self.harness.finish()
 
     def _publish(self, burst: Sequence[Draft]) -> None:
-        self.stage.publish(*burst)
-        known = [draft for draft in self.stage.published.values() if draft.id is not None]
+        self.harness.publish(*burst)
+        known = [draft for draft in self.harness.published.values() if draft.id is not None]
         if known and self.rng.random() < self.again * len(burst):
             # In order, one key is in one partition; otherwise a copy may overtake its original elsewhere.
-            ordered = self.stage.rules.ordering == "key"
-            self.stage.publish(
+            ordered = self.harness.rules.ordering == "key"
+            self.harness.publish(
                 self.rng.choice(known), partition=None if ordered else self.rng.randrange(PARTITIONS)
             )
 
@@ -90,7 +90,7 @@ class RandomPlay:
         return drafts
 
     def _is_left_out(self, behaviour: Behaviour) -> bool:
-        return self.stage.rules.strategy is Strategy.AT_MOST_ONCE and behaviour in NOT_AT_MOST_ONCE
+        return self.harness.rules.strategy is Strategy.AT_MOST_ONCE and behaviour in NOT_AT_MOST_ONCE
 
     def _draft(self, number: int, behaviour: Behaviour) -> Draft:
         key = None if self.rng.random() < 0.2 else self.rng.choice(KEYS)
@@ -112,26 +112,26 @@ class RandomPlay:
         return "async" if self.rng.random() < 0.2 else "sync"
 
     def _mishap(self, mishap: str) -> None:
-        host = self.stage.host
+        host = self.harness.host
         match mishap:
             case "kill take":
-                host.kill(self.rng.choice(host.lanes("take")))
+                host.kill(self.rng.choice(host.lanes("consume")))
             case "kill work":
-                host.kill(self.rng.choice(host.lanes("work")))
+                host.kill(self.rng.choice(host.lanes("handle")))
             case "restart":
                 host.stop()
             case "cut":
-                self.stage.cut()
+                self.harness.cut()
             case "unlock":
                 self._unlock()
 
     def _unlock(self) -> None:
         """Take away what workers have in their hands at this moment."""
-        locked = self.stage.ask("SELECT id::text FROM {table} WHERE locked_at IS NOT NULL LIMIT 3")
-        table = TableName.parse(self.stage.conduct.table).within("public")
-        with self.stage.database.connect() as conn:
-            InboxUpkeep(table).unlock(conn, [id for (id,) in locked], "on purpose")
+        locked = self.harness.ask("SELECT id::text FROM {table} WHERE locked_at IS NOT NULL LIMIT 3")
+        table = TableName.parse(self.harness.conduct.table).within("public")
+        with self.harness.database.connect() as conn:
+            InboxMaintenance(table).unlock(conn, [id for (id,) in locked], "on purpose")
 
     def _wait(self) -> None:
         end = time.monotonic() + self.pace
-        self.stage.wait_for(lambda: time.monotonic() >= end)
+        self.harness.wait_for(lambda: time.monotonic() >= end)

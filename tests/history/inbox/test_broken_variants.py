@@ -15,7 +15,7 @@ from tests.history.inbox import variants
 from tests.history.inbox.brokers import Broker
 from tests.history.inbox.checker import check
 from tests.history.inbox.drafts import Behaviour, Draft, uuid7_of
-from tests.history.inbox.stage import Stage, open_stage
+from tests.history.inbox.harness import Harness, open_harness
 
 pytestmark = [pytest.mark.needs("nats"), pytest.mark.faults]
 
@@ -24,40 +24,40 @@ pytestmark = [pytest.mark.needs("nats"), pytest.mark.faults]
 class Scene:
     """A history in which one rule of the inbox decides. `breach` is what the checker says when it is broken."""
 
-    play: Callable[[Stage], None]
+    play: Callable[[Harness], None]
     breach: str
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def _some(stage: Stage) -> None:
-    stage.publish(*(Draft(f"m{number}", id=f"order-{number}") for number in range(3)))
-    stage.finish()
+def _some(harness: Harness) -> None:
+    harness.publish(*(Draft(f"m{number}", id=f"order-{number}") for number in range(3)))
+    harness.finish()
 
 
-def _one(behaviour: Behaviour) -> Callable[[Stage], None]:
-    def play(stage: Stage) -> None:
-        stage.publish(Draft("m", behaviour, id="order-1"))
-        stage.finish()
+def _one(behaviour: Behaviour) -> Callable[[Harness], None]:
+    def play(harness: Harness) -> None:
+        harness.publish(Draft("m", behaviour, id="order-1"))
+        harness.finish()
 
     return play
 
 
-def _an_idempotency_key(stage: Stage) -> None:
-    stage.publish(Draft("m", id="order-1", idempotency_key="order-1/paid"))
-    stage.finish()
+def _an_idempotency_key(harness: Harness) -> None:
+    harness.publish(Draft("m", id="order-1", idempotency_key="order-1/paid"))
+    harness.finish()
 
 
-def _a_second_publishing(stage: Stage) -> None:
+def _a_second_publishing(harness: Harness) -> None:
     draft = Draft("m", id=uuid7_of(1))
-    stage.publish(draft)
-    stage.wait_for(lambda: stage.did("begun", "m"))
-    stage.publish(draft, partition=2)
-    stage.finish()
+    harness.publish(draft)
+    harness.wait_for(lambda: harness.did("begun", "m"))
+    harness.publish(draft, partition=2)
+    harness.finish()
 
 
-def _a_failure_in_front(stage: Stage) -> None:
-    stage.publish(Draft("a", Behaviour.FAIL_FIRST, key="k"), Draft("b", key="k"))
-    stage.finish()
+def _a_failure_in_front(harness: Harness) -> None:
+    harness.publish(Draft("a", Behaviour.FAIL_FIRST, key="k"), Draft("b", key="k"))
+    harness.finish()
 
 
 ONE = {"inboxes": ["billing"], "workers": 1}
@@ -96,9 +96,9 @@ CASES = [*SCENES.items(), ("complete_apart", AT_MOST_ONCE)]
 def _breaches(
     scene: Scene, variant: str | None, broker: Broker, database: Database, folder: Path
 ) -> list[str]:
-    with open_stage(database, folder, broker, variant=variant, **scene.options) as stage:
-        scene.play(stage)
-        return check(stage.history())
+    with open_harness(database, folder, broker, variant=variant, **scene.options) as harness:
+        scene.play(harness)
+        return check(harness.history())
 
 
 def test_every_variant_has_a_scene() -> None:

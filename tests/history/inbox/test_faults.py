@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from outspark.config.inbox import Strategy
-from outspark.inbox.lane import InboxSpec
+from outspark.inbox.lane import InboxLaneSpec
 from tests.databases import Database
 from tests.history.inbox.brokers import Broker
 from tests.history.inbox.checker import check
 from tests.history.inbox.drafts import Behaviour, Draft, uuid7_of
-from tests.history.inbox.stage import Stage, open_stage
+from tests.history.inbox.harness import Harness, open_harness
 
 pytestmark = pytest.mark.faults
 
@@ -36,8 +36,8 @@ def some(count: int = 9, first: int = 0) -> list[Draft]:
     return [Draft(f"m{n}", key=f"k{n % 3}", id=uuid7_of(n)) for n in range(first, first + count)]
 
 
-def polls(stage: Stage) -> Counter[tuple[str, str]]:
-    return Counter((entry.name, entry.group) for entry in stage.did("polled"))
+def polls(harness: Harness) -> Counter[tuple[str, str]]:
+    return Counter((entry.name, entry.group) for entry in harness.did("polled"))
 
 
 @pytest.mark.parametrize("broker", ON_EACH_BROKER, indirect=True)
@@ -45,14 +45,16 @@ def polls(stage: Stage) -> Counter[tuple[str, str]]:
 def test_a_kill_between_the_databases_commit_and_the_brokers(
     broker: Broker, partitioned: bool, database: Database, tmp_path: Path
 ) -> None:
-    with open_stage(database, tmp_path, broker, partitioned=partitioned, once="die before commit") as stage:
-        stage.publish(*some())
-        stage.finish()
+    with open_harness(
+        database, tmp_path, broker, partitioned=partitioned, once="die before commit"
+    ) as harness:
+        harness.publish(*some())
+        harness.finish()
 
-        died = stage.did("died")
+        died = harness.did("died")
         assert died
-        assert all(polls(stage)[entry.name, entry.group] > 1 for entry in died)
-        assert check(stage.history()) == []
+        assert all(polls(harness)[entry.name, entry.group] > 1 for entry in died)
+        assert check(harness.history()) == []
 
 
 @pytest.mark.needs("nats")
@@ -61,15 +63,15 @@ def test_two_groups_with_one_idempotency_key(
     partitioned: bool, nats_broker: Broker, database: Database, tmp_path: Path
 ) -> None:
     first, second = (Draft(f"twin{n}", id=f"order-{n}", idempotency_key="paid-7") for n in (1, 2))
-    with open_stage(database, tmp_path, nats_broker, partitioned=partitioned) as stage:
-        stage.publish(first)
-        stage.publish(second, *some())
-        stage.finish()
+    with open_harness(database, tmp_path, nats_broker, partitioned=partitioned) as harness:
+        harness.publish(first)
+        harness.publish(second, *some())
+        harness.finish()
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         billed = Counter(effect.group for effect in history.effects if effect.name.startswith("twin"))
-        assert billed == dict.fromkeys(stage.groups, 1)
+        assert billed == dict.fromkeys(harness.groups, 1)
 
 
 @pytest.mark.needs("nats")
@@ -78,14 +80,14 @@ def test_a_time_that_no_partition_holds(
     ago: timedelta, nats_broker: Broker, database: Database, tmp_path: Path
 ) -> None:
     stray = Draft("stray", Behaviour.STRAY, id=uuid7_of(1, ago))
-    with open_stage(database, tmp_path, nats_broker, partitioned=True) as stage:
-        stage.publish(*some(4), stray, *some(4, first=4))
-        stage.wait_for(lambda: stage.ask("SELECT 1 FROM {table} WHERE status = 'failed'"))
-        stage.publish(stray)
-        stage.finish()
+    with open_harness(database, tmp_path, nats_broker, partitioned=True) as harness:
+        harness.publish(*some(4), stray, *some(4, first=4))
+        harness.wait_for(lambda: harness.ask("SELECT 1 FROM {table} WHERE status = 'failed'"))
+        harness.publish(stray)
+        harness.finish()
 
-        assert check(stage.history()) == []
-        [(error,)] = stage.ask("SELECT DISTINCT last_error FROM {table} WHERE status = 'failed'")
+        assert check(harness.history()) == []
+        [(error,)] = harness.ask("SELECT DISTINCT last_error FROM {table} WHERE status = 'failed'")
         assert error.startswith("no partition holds")
 
 
@@ -98,20 +100,20 @@ def test_a_rebalance_while_a_batch_is_in_flight(
     from tests.history.inbox.kafka_broker import KafkaBroker
 
     assert isinstance(kafka_broker, KafkaBroker)
-    with open_stage(
-        database, tmp_path, kafka_broker, strategy, inboxes=["billing"], takers=2, workers=1
-    ) as stage:
-        newcomer = _without_taker(stage, number=1)
-        stage.conduct.hold.touch()
-        stage.publish(*some(30))
-        stage.wait_for(lambda: stage.did("held"), what="a batch in flight")
-        stage.host.specs = [*stage.host.specs, newcomer]
-        stage.wait_for(lambda: kafka_broker.members(stage.groups[0]) == 2, what="a second member")
-        stage.conduct.hold.unlink()
-        stage.publish(*some(30, first=30))
-        stage.finish()
+    with open_harness(
+        database, tmp_path, kafka_broker, strategy, inboxes=["billing"], consumers=2, workers=1
+    ) as harness:
+        newcomer = _without_taker(harness, number=1)
+        harness.conduct.hold.touch()
+        harness.publish(*some(30))
+        harness.wait_for(lambda: harness.did("held"), what="a batch in flight")
+        harness.host.specs = [*harness.host.specs, newcomer]
+        harness.wait_for(lambda: kafka_broker.members(harness.groups[0]) == 2, what="a second member")
+        harness.conduct.hold.unlink()
+        harness.publish(*some(30, first=30))
+        harness.finish()
 
-        assert check(stage.history()) == []
+        assert check(harness.history()) == []
 
 
 @pytest.mark.needs("kafka")
@@ -122,19 +124,19 @@ def test_a_kill_while_partitions_are_handed_over(
     from tests.history.inbox.kafka_broker import KafkaBroker
 
     assert isinstance(kafka_broker, KafkaBroker)
-    with open_stage(
-        database, tmp_path, kafka_broker, inboxes=["billing"], takers=2, workers=1, die_on_revoke=True
-    ) as stage:
-        newcomer = _without_taker(stage, number=1)
-        stage.publish(*some(9))
-        stage.wait_for(lambda: len(stage.did("acknowledged")) == 9, what="the first messages")
-        stage.host.specs = [*stage.host.specs, newcomer]
-        stage.wait_for(lambda: stage.host.killed, what="a revocation")
-        stage.wait_for(lambda: kafka_broker.members(stage.groups[0]) == 2, what="a second member")
-        stage.publish(*some(30, first=30))
-        stage.finish()
+    with open_harness(
+        database, tmp_path, kafka_broker, inboxes=["billing"], consumers=2, workers=1, die_on_revoke=True
+    ) as harness:
+        newcomer = _without_taker(harness, number=1)
+        harness.publish(*some(9))
+        harness.wait_for(lambda: len(harness.did("acknowledged")) == 9, what="the first messages")
+        harness.host.specs = [*harness.host.specs, newcomer]
+        harness.wait_for(lambda: harness.host.killed, what="a revocation")
+        harness.wait_for(lambda: kafka_broker.members(harness.groups[0]) == 2, what="a second member")
+        harness.publish(*some(30, first=30))
+        harness.finish()
 
-        assert check(stage.history()) == []
+        assert check(harness.history()) == []
 
 
 @pytest.mark.needs("kafka")
@@ -143,39 +145,41 @@ def test_a_member_that_wakes_up_after_its_partitions_were_taken(
     kafka_broker: Broker, database: Database, tmp_path: Path
 ) -> None:
     """Stopped with a batch in flight for longer than its session lives; what it says then counts for nothing."""
-    with open_stage(database, tmp_path, kafka_broker, inboxes=["billing"], takers=2, workers=1) as stage:
+    with open_harness(
+        database, tmp_path, kafka_broker, inboxes=["billing"], consumers=2, workers=1
+    ) as harness:
         firsts = itertools.count(0, 3)
 
         def both_poll() -> bool:
-            stage.publish(*some(3, first=next(firsts)))
-            return len({entry.process for entry in stage.did("polled")}) == 2
+            harness.publish(*some(3, first=next(firsts)))
+            return len({entry.process for entry in harness.did("polled")}) == 2
 
-        stage.wait_for(both_poll, timeout=60, what="two members")
-        sleeper = stage.host.specs[0]
-        stage.conduct.hold.touch()
-        stage.publish(*some(30, first=100_000))
-        stage.wait_for(lambda: _is_held(stage, sleeper), what="a batch in flight")
-        stage.host.send(sleeper.lane, signal.SIGSTOP)
+        harness.wait_for(both_poll, timeout=60, what="two members")
+        sleeper = harness.host.specs[0]
+        harness.conduct.hold.touch()
+        harness.publish(*some(30, first=100_000))
+        harness.wait_for(lambda: _is_held(harness, sleeper), what="a batch in flight")
+        harness.host.send(sleeper.lane, signal.SIGSTOP)
         try:
-            stage.conduct.hold.unlink()
-            stage.wait_for(
-                lambda: kafka_broker.drained(stage.topic, stage.groups), timeout=60, what="a takeover"
+            harness.conduct.hold.unlink()
+            harness.wait_for(
+                lambda: kafka_broker.drained(harness.topic, harness.groups), timeout=60, what="a takeover"
             )
         finally:
-            stage.host.send(sleeper.lane, signal.SIGCONT)
-        stage.publish(*some(9, first=200_000))
-        stage.finish()
+            harness.host.send(sleeper.lane, signal.SIGCONT)
+        harness.publish(*some(9, first=200_000))
+        harness.finish()
 
-        assert check(stage.history()) == []
+        assert check(harness.history()) == []
 
 
-def _without_taker(stage: Stage, number: int) -> InboxSpec:
-    """Leave one taker out for now."""
-    [left_out] = [one for one in stage.host.specs if one.task == "take" and one.number == number]
-    stage.host.specs = [one for one in stage.host.specs if one is not left_out]
+def _without_taker(harness: Harness, number: int) -> InboxLaneSpec:
+    """Leave one consumer out for now."""
+    [left_out] = [one for one in harness.host.specs if one.task == "consume" and one.number == number]
+    harness.host.specs = [one for one in harness.host.specs if one is not left_out]
     return left_out
 
 
-def _is_held(stage: Stage, taker: InboxSpec) -> bool:
-    name = f"{taker.name}.{taker.task}.{taker.number}."
-    return any(entry.process.startswith(name) for entry in stage.did("held"))
+def _is_held(harness: Harness, consumer: InboxLaneSpec) -> bool:
+    name = f"{consumer.name}.{consumer.task}.{consumer.number}."
+    return any(entry.process.startswith(name) for entry in harness.did("held"))

@@ -15,9 +15,9 @@ from outspark.config.inbox import Strategy
 from tests.databases import Database
 from tests.history.inbox.brokers import Broker
 from tests.history.inbox.checker import check
+from tests.history.inbox.harness import open_harness
 from tests.history.inbox.history import History
 from tests.history.inbox.random_play import DEADLY, MISHAPS, MISHAPS_WITH_CUT, RandomPlay
-from tests.history.inbox.stage import open_stage
 
 pytestmark = pytest.mark.faults
 
@@ -45,10 +45,10 @@ def test_on_nats(
     database: Database,
     tmp_path: Path,
 ) -> None:
-    # Two takers at once have no order between them, and NATS gives messages of one subject to both.
+    # Two consumers at once have no order between them, and NATS gives messages of one subject to both.
     in_order = options.get("ordering") == "key"
-    takers, mishaps = (1, MISHAPS) if in_order else (2, MISHAPS_WITH_CUT)
-    history = _play(seed, nats_broker, database, tmp_path, strategy, takers, mishaps, options)
+    consumers, mishaps = (1, MISHAPS) if in_order else (2, MISHAPS_WITH_CUT)
+    history = _play(seed, nats_broker, database, tmp_path, strategy, consumers, mishaps, options)
 
     assert check(history) == []
     assert history.interruptions > 0
@@ -86,14 +86,14 @@ def _play(
     database: Database,
     folder: Path,
     strategy: Strategy,
-    takers: int,
+    consumers: int,
     mishaps: Sequence[str],
     options: dict[str, Any],
     **more: Any,
 ) -> History:
     conduct = {"seed": seed, "accident_rate": ACCIDENT_RATE}
-    with open_stage(
-        database, folder, broker, strategy, takers=takers, shift="3s", **options, **conduct
-    ) as stage:
-        RandomPlay(stage, random.Random(seed), mishaps=mishaps, **more).play()
-        return stage.history()
+    with open_harness(
+        database, folder, broker, strategy, consumers=consumers, shift="3s", **options, **conduct
+    ) as harness:
+        RandomPlay(harness, random.Random(seed), mishaps=mishaps, **more).play()
+        return harness.history()

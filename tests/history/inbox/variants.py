@@ -12,7 +12,7 @@ from typing import Any, Final
 from outspark.config.inbox import Strategy
 from outspark.contracts.omnibox import inbox as statements
 from outspark.inbox.handling import transaction
-from outspark.inbox.handling.group import Broken, Group
+from outspark.inbox.handling.group import Group, TransactionLost
 from outspark.inbox.handling.session import KeyOrder
 from outspark.inbox.handling.transaction import Script
 from outspark.inbox.intake import message
@@ -76,7 +76,7 @@ def lose_locks_unnoticed() -> None:
     def complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]:
         try:
             yield from honest(group, outcomes)
-        except Broken:
+        except TransactionLost:
             return
 
     _set(transaction, "_complete", complete)

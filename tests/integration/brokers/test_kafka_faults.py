@@ -182,11 +182,11 @@ def test_whatever_is_refused_nothing_of_its_key_overtakes_it(rig: KafkaRig, seed
         assert kinds([outcome for _, outcome in fates]) == expected[: len(fates)]
         assert [sent.id for sent, _ in fates if sent.id in arrived] == [sent.id for sent, _ in fates[:first]]
     for topic in topics:
-        order = {sent.id: place for place, sent in enumerate(batch)}
+        order = {sent.id: harness for harness, sent in enumerate(batch)}
         read = rig.read(topic)
         for key in {each.key for each in read}:
-            places = [order[each.id] for each in read if each.key == key]
-            assert places == sorted(set(places))
+            harnesses = [order[each.id] for each in read if each.key == key]
+            assert harnesses == sorted(set(harnesses))
 
 
 def test_a_record_that_a_compacted_topic_refuses_is_dead_alone(rig: KafkaRig) -> None:

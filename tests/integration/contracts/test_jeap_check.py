@@ -12,7 +12,7 @@ from outspark.database.check import refuse_errors
 from outspark.database.names import TableName
 from outspark.errors import TableInvalid
 from tests.databases import Database
-from tests.integration.relay.jeap_place import header_ddl
+from tests.integration.relay.jeap_harness import header_ddl
 
 TABLE = TableName("orders_outbox")
 SEED = Path(__file__).with_name("jeap_seed.sql").read_text()

@@ -96,7 +96,7 @@ def _row(id: int, state: State) -> dict[str, object]:
 def claim(conn: psycopg.Connection, slots: list[int], blocked: list[str] | None = None) -> list[int]:
     table = resolve(conn, DEFAULT_TABLE)
     settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", slots=SLOTS)
-    statements = contracts.get("jeap").lane_statements(table, settings)
+    statements = contracts.get("jeap").relay_statements(table, settings)
     parameters = {"slots": slots, "blocked": blocked or [], "types": [], "low": "-infinity", "token": "t"}
     rows = conn.execute(statements.claim.encode(), {**parameters, "limit": 1000}).fetchall()
     return [int(event.id) for event in statements.read(rows)]
@@ -146,7 +146,7 @@ def test_time_makes_ready_by_the_databases_clock(conn: psycopg.Connection) -> No
 def test_stats_say_the_same(conn: psycopg.Connection) -> None:
     states = STATES.values()
 
-    stats = contracts.get("jeap").upkeep(resolve(conn, DEFAULT_TABLE)).stats(conn, exact=True)
+    stats = contracts.get("jeap").maintenance(resolve(conn, DEFAULT_TABLE)).stats(conn, exact=True)
 
     assert stats.pending == sum(state.waits for state in states)
     assert stats.pending - stats.scheduled == sum(state.is_ready for state in states)
@@ -166,7 +166,7 @@ def test_a_table_of_another_name_is_claimed_from_alike(database: Database, name:
     identifier = table.identifier.as_string(conn)
     conn.execute(f"INSERT INTO {identifier} SELECT * FROM deferred_message".encode())
     settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", table=name, slots=1)
-    statements = contracts.get("jeap").lane_statements(resolve(conn, table), settings)
+    statements = contracts.get("jeap").relay_statements(resolve(conn, table), settings)
     parameters = {"slots": [0], "blocked": [], "types": [], "low": "-infinity", "token": "t", "limit": 1000}
 
     rows = conn.execute(statements.claim.encode(), parameters).fetchall()

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from outspark.inbox import InboxEvent, Router
-from tests.integration.inbox.place import write
+from tests.integration.inbox.harness import write
 
 router = Router()
 

@@ -17,7 +17,7 @@ from outspark.inbox.intake.acceptor import LARGE
 from outspark.inbox.intake.encoding import unwrap
 from outspark.observability.metrics import INBOX_ACCEPTED_TOTAL
 from outspark.uuid7 import uuid7
-from tests.integration.inbox.place import Place, message, messages, uuid7_at
+from tests.integration.inbox.harness import Harness, message, messages, uuid7_at
 from tests.waiting import wait_for
 
 
@@ -25,7 +25,7 @@ def kinds(outcomes: list[Any]) -> list[str]:
     return [type(outcome).__name__ for outcome in outcomes]
 
 
-def test_a_message_becomes_a_row(place: Place) -> None:
+def test_a_message_becomes_a_row(harness: Harness) -> None:
     at = datetime(2026, 11, 16, 7, 0, tzinfo=UTC)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = [
@@ -37,9 +37,9 @@ def test_a_message_becomes_a_row(place: Place) -> None:
         ("schema_version", "2.1"),
     ]
 
-    [outcome] = place.accept(message("m1", b'{"n": 1}', headers=headers, key=b"order-7", timestamp=at))
+    [outcome] = harness.accept(message("m1", b'{"n": 1}', headers=headers, key=b"order-7", timestamp=at))
 
-    row = place.row("m1")
+    row = harness.row("m1")
     assert outcome == New(str(row["id"]))
     assert (row["event_type"], row["source"], row["consumer_group"]) == ("order.paid", "/shop", "billing")
     assert (row["payload"], row["headers"]["partition_key"]) == ({"n": 1}, "order-7")
@@ -50,7 +50,7 @@ def test_a_message_becomes_a_row(place: Place) -> None:
     assert abs((row["scheduled_at"] - datetime.now(UTC)).total_seconds()) < 60
 
 
-def test_a_redelivery_is_a_duplicate(either: Place) -> None:
+def test_a_redelivery_is_a_duplicate(either: Harness) -> None:
     first = message("m1")
     assert kinds(either.accept(first)) == ["New"]
 
@@ -60,7 +60,7 @@ def test_a_redelivery_is_a_duplicate(either: Place) -> None:
 
 @pytest.mark.parametrize("made", [uuid7, uuid4])
 def test_a_message_of_omni_boxs_publisher_that_is_sent_twice_is_one_row(
-    either: Place, made: Callable[[], UUID]
+    either: Harness, made: Callable[[], UUID]
 ) -> None:
     """It carries the event's own headers, and over them `event_id` and what else the table has columns for."""
     id = str(made())
@@ -77,7 +77,7 @@ def test_a_message_of_omni_boxs_publisher_that_is_sent_twice_is_one_row(
     assert (row["source"], row["event_type"], row["schema_version"]) == ("shop", "order.paid", "1.0.0")
 
 
-def test_cloud_events_of_two_sources_may_share_an_id(either: Place) -> None:
+def test_cloud_events_of_two_sources_may_share_an_id(either: Harness) -> None:
     shop, till = (
         message(None, headers=[("ce_id", b"7"), ("ce_source", source)]) for source in (b"/shop", b"/till")
     )
@@ -88,7 +88,7 @@ def test_cloud_events_of_two_sources_may_share_an_id(either: Place) -> None:
 
 
 @pytest.mark.parametrize("size", [8, LARGE])
-def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Place, size: int) -> None:
+def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Harness, size: int) -> None:
     """A large batch is looked up by its ids first."""
     acceptor = either.acceptor()
     old = [message(f"m{n}") for n in range(size)]
@@ -103,7 +103,7 @@ def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Place, si
     assert kinds(acceptor.accept([message("p1"), message("q1")])) == ["Duplicate", "New"]
 
 
-def test_what_somebody_else_takes_in_between_look_and_insert_is_a_duplicate(either: Place) -> None:
+def test_what_somebody_else_takes_in_between_look_and_insert_is_a_duplicate(either: Harness) -> None:
     batch = [message(f"m{n}") for n in range(LARGE)]
     acceptor = either.acceptor()
     with ThreadPoolExecutor(1) as pool:
@@ -118,7 +118,7 @@ def test_what_somebody_else_takes_in_between_look_and_insert_is_a_duplicate(eith
     assert len(either.states()) == LARGE
 
 
-def test_a_large_batch_knows_idempotency_keys_of_others(either: Place) -> None:
+def test_a_large_batch_knows_idempotency_keys_of_others(either: Harness) -> None:
     def keyed(id: str) -> Received:
         return message(id, headers=[("idempotency_key", b"once")])
 
@@ -130,18 +130,18 @@ def test_a_large_batch_knows_idempotency_keys_of_others(either: Place) -> None:
     assert outcomes[-1] == Duplicate("idempotency_key")
 
 
-def _waits(place: Place, acceptor: Acceptor) -> bool:
+def _waits(harness: Harness, acceptor: Acceptor) -> bool:
     waiting = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
-    return place.database.connect().execute(waiting, [acceptor.conn.info.backend_pid]).fetchone() == (True,)
+    return harness.database.connect().execute(waiting, [acceptor.conn.info.backend_pid]).fetchone() == (True,)
 
 
-def test_a_batch_may_hold_a_message_twice(either: Place) -> None:
+def test_a_batch_may_hold_a_message_twice(either: Harness) -> None:
     twice = message("m1")
 
     assert kinds(either.accept(twice, message("m2"), twice)) == ["New", "New", "Duplicate"]
 
 
-def test_order_of_acceptance_is_kept(either: Place) -> None:
+def test_order_of_acceptance_is_kept(either: Harness) -> None:
     ids = [f"m{number}" for number in range(50)]
     either.accept(*messages(ids))
 
@@ -149,7 +149,7 @@ def test_order_of_acceptance_is_kept(either: Place) -> None:
     assert [row[0] for row in rows] == ids
 
 
-def test_ids_of_rows_rise_with_the_databases_clock(either: Place) -> None:
+def test_ids_of_rows_rise_with_the_databases_clock(either: Harness) -> None:
     """Also where many batches come in one millisecond. What an outcome says is the row's."""
     acceptor, sizes = either.acceptor(), [1] * 50 + [LARGE, 1, 2 * LARGE]
     batches = [messages(f"m{number}-{n}" for n in range(size)) for number, size in enumerate(sizes)]
@@ -165,7 +165,7 @@ def test_ids_of_rows_rise_with_the_databases_clock(either: Place) -> None:
 
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_after_the_databases_clock_went_back_the_order_of_acceptance_is_kept(
-    either: Place, size: int
+    either: Harness, size: int
 ) -> None:
     """As when a standby takes over whose clock is behind."""
     ahead = datetime.now(UTC) + timedelta(seconds=5)
@@ -183,7 +183,7 @@ def test_after_the_databases_clock_went_back_the_order_of_acceptance_is_kept(
     assert either.row(names[-1])["scheduled_at"] < ahead + timedelta(seconds=1)
 
 
-def test_an_id_far_ahead_holds_up_nobody(either: Place) -> None:
+def test_an_id_far_ahead_holds_up_nobody(either: Harness) -> None:
     """Somebody else made it."""
     either.accept(message("m0"))
     either.set("m0", id=uuid7_at(datetime.now(UTC) + timedelta(minutes=1)))
@@ -192,11 +192,11 @@ def test_an_id_far_ahead_holds_up_nobody(either: Place) -> None:
     assert either.row("m1")["scheduled_at"] <= either.ask("SELECT clock_timestamp()")[0][0]
 
 
-def _clock(place: Place) -> int:
-    return int(place.ask("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")[0][0])
+def _clock(harness: Harness) -> int:
+    return int(harness.ask("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")[0][0])
 
 
-def test_a_message_without_an_id_is_known_by_its_place(either: Place) -> None:
+def test_a_message_without_an_id_is_known_by_its_place(either: Harness) -> None:
     nameless = message(None, offset=42, partition=3)
     assert kinds(either.accept(nameless)) == ["New"]
 
@@ -204,7 +204,7 @@ def test_a_message_without_an_id_is_known_by_its_place(either: Place) -> None:
     assert list(either.states()) == ["orders-3-42"]
 
 
-def test_a_long_id_is_hashed(either: Place) -> None:
+def test_a_long_id_is_hashed(either: Harness) -> None:
     long = message("x" * 300)
     assert kinds(either.accept(long, message("x" * 301))) == ["New", "New"]
 
@@ -212,7 +212,7 @@ def test_a_long_id_is_hashed(either: Place) -> None:
     assert all(id.startswith("sha256:") for id in either.states())
 
 
-def test_a_body_that_is_no_json_is_kept_as_dead(either: Place) -> None:
+def test_a_body_that_is_no_json_is_kept_as_dead(either: Harness) -> None:
     bodies = [b"\xff\x00\x01", b"hello", b'{"a": NaN}', b"{", b'"\\u0000"', b'"\\ud83d"', b"[" * 5000]
 
     outcomes = either.accept(*(message(f"m{n}", body) for n, body in enumerate(bodies)), message("sound"))
@@ -225,7 +225,7 @@ def test_a_body_that_is_no_json_is_kept_as_dead(either: Place) -> None:
         assert "JSON" in row["last_error"]
 
 
-def test_what_only_postgresql_refuses_is_found_and_kept(either: Place) -> None:
+def test_what_only_postgresql_refuses_is_found_and_kept(either: Harness) -> None:
     wrong = b'{"n": 1' + b"0" * 200_000 + b"}"
     batch = [message(f"m{n}", wrong if n == 7 else b'{"n": 1}') for n in range(20)]
 
@@ -236,7 +236,7 @@ def test_what_only_postgresql_refuses_is_found_and_kept(either: Place) -> None:
     assert unwrap(either.row("m7")["payload"]) == wrong
 
 
-def test_odd_but_sound_bodies_pass(place: Place) -> None:
+def test_odd_but_sound_bodies_pass(harness: Harness) -> None:
     bodies = [
         b"",
         None,
@@ -246,44 +246,44 @@ def test_odd_but_sound_bodies_pass(place: Place) -> None:
         json.dumps({"a": "\u00e4" * 10}).encode(),
     ]
 
-    outcomes = place.accept(*(message(f"m{n}", body) for n, body in enumerate(bodies)))
+    outcomes = harness.accept(*(message(f"m{n}", body) for n, body in enumerate(bodies)))
 
     assert kinds(outcomes) == ["New"] * len(bodies)
-    assert place.row("m0")["payload"] is None
-    assert place.row("m3")["payload"] == "\U0001f600"
+    assert harness.row("m0")["payload"] is None
+    assert harness.row("m3")["payload"] == "\U0001f600"
 
 
-def test_a_header_that_is_not_utf8_is_kept(place: Place) -> None:
-    place.accept(message("m1", headers=[("weird", b"\xff\xfe"), ("nul", b"a\0b"), ("fine", b"x")]))
+def test_a_header_that_is_not_utf8_is_kept(harness: Harness) -> None:
+    harness.accept(message("m1", headers=[("weird", b"\xff\xfe"), ("nul", b"a\0b"), ("fine", b"x")]))
 
-    headers = place.row("m1")["headers"]
+    headers = harness.row("m1")["headers"]
     assert headers["weird"] == {"base64": "//4="}
     assert headers["nul"] == {"base64": "YQBi"}
     assert headers["fine"] == "x"
 
 
-def test_an_id_that_is_not_utf8_still_counts(place: Place) -> None:
+def test_an_id_that_is_not_utf8_still_counts(harness: Harness) -> None:
     def odd() -> Any:
         return message(None, headers=[("X-Event-ID", b"\xff\xfe")])
 
-    assert kinds(place.accept(odd(), odd())) == ["New", "Duplicate"]
+    assert kinds(harness.accept(odd(), odd())) == ["New", "Duplicate"]
 
 
-def test_a_type_that_is_too_long_is_kept_as_dead(place: Place) -> None:
-    [outcome] = place.accept(message("m1", topic="t" * 120))
+def test_a_type_that_is_too_long_is_kept_as_dead(harness: Harness) -> None:
+    [outcome] = harness.accept(message("m1", topic="t" * 120))
 
     assert isinstance(outcome, Refused)
     assert outcome.error == "type has 120 characters, allowed: 100"
 
 
-def test_two_groups_both_get_theirs(either: Place) -> None:
+def test_two_groups_both_get_theirs(either: Harness) -> None:
     keyed = message("m1", headers=[("Idempotency-Key", "order-7")])
 
     assert kinds(either.accept(keyed, group="billing")) == ["New"]
     assert kinds(either.accept(keyed, group="shipping")) == ["New"]
 
 
-def test_another_message_with_a_known_idempotency_key_is_a_duplicate(either: Place) -> None:
+def test_another_message_with_a_known_idempotency_key_is_a_duplicate(either: Harness) -> None:
     def keyed(id: str) -> Any:
         return message(id, headers=[("Idempotency-Key", "order-7")])
 
@@ -297,7 +297,7 @@ def test_another_message_with_a_known_idempotency_key_is_a_duplicate(either: Pla
     assert either.tally.value(INBOX_ACCEPTED_TOTAL, outcome="duplicate_key") == 2
 
 
-def test_of_two_new_messages_with_one_idempotency_key_the_first_counts(either: Place) -> None:
+def test_of_two_new_messages_with_one_idempotency_key_the_first_counts(either: Harness) -> None:
     headers = [("Idempotency-Key", "order-7")]
 
     outcomes = either.accept(message("m1", headers=headers), message("m2", headers=headers))
@@ -306,7 +306,7 @@ def test_of_two_new_messages_with_one_idempotency_key_the_first_counts(either: P
     assert list(either.states()) == ["m1"]
 
 
-def test_a_refused_message_does_not_use_up_its_idempotency_key(either: Place) -> None:
+def test_a_refused_message_does_not_use_up_its_idempotency_key(either: Harness) -> None:
     headers = [("Idempotency-Key", "order-7")]
 
     outcomes = either.accept(message("m1", b"no json", headers=headers), message("m2", headers=headers))
@@ -314,15 +314,15 @@ def test_a_refused_message_does_not_use_up_its_idempotency_key(either: Place) ->
     assert kinds(outcomes) == ["Refused", "New"]
 
 
-def test_accept_is_part_of_the_callers_transaction(place: Place) -> None:
-    acceptor = place.acceptor()
+def test_accept_is_part_of_the_callers_transaction(harness: Harness) -> None:
+    acceptor = harness.acceptor()
     with acceptor.conn.transaction(force_rollback=True):
         assert kinds(acceptor.accept([message("m1")])) == ["New"]
 
-    assert place.states() == {}
+    assert harness.states() == {}
 
 
-def test_two_processes_at_once_take_each_message_once(either: Place) -> None:
+def test_two_processes_at_once_take_each_message_once(either: Harness) -> None:
     batch = [message(str(uuid7())) for _ in range(500)]
     # Ids that say nothing about their time, published twice: on a partitioned table only a look helps.
     batch += [message(f"order-{n}") for n in range(100)]
@@ -347,11 +347,11 @@ def _id(one: Any) -> str:
     return id.decode()
 
 
-def test_bodies_are_looked_into_only_where_some_are_no_json(place: Place) -> None:
+def test_bodies_are_looked_into_only_where_some_are_no_json(harness: Harness) -> None:
     """Nested deeper than Python reads, not deeper than PostgreSQL does: so it shows who looked."""
     deep = b"[" * 3000 + b"]" * 3000
 
-    accept = place.acceptor().accept
+    accept = harness.acceptor().accept
 
     assert kinds(accept([message("m1", deep)])) == ["New"]
     assert kinds(accept([message("m2", b"no json"), message("m3", deep)])) == ["Refused", "Refused"]

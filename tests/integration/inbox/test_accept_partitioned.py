@@ -14,7 +14,7 @@ import pytest
 from outspark.errors import PartitionMissing, TransactionRequired
 from outspark.inbox import Duplicate, New, OutOfPartitions
 from outspark.maintenance.partitions import Partitions
-from tests.integration.inbox.place import Place, message, uuid7_at
+from tests.integration.inbox.harness import Harness, message, uuid7_at
 
 DAY = timedelta(days=1)
 
@@ -23,7 +23,7 @@ def today() -> datetime:
     return datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
 
 
-def test_a_time_ordered_id_brings_its_own_time(parted: Place) -> None:
+def test_a_time_ordered_id_brings_its_own_time(parted: Harness) -> None:
     id = uuid7_at(today())
 
     parted.accept(message(id, timestamp=today() + timedelta(hours=1)))
@@ -33,7 +33,7 @@ def test_a_time_ordered_id_brings_its_own_time(parted: Place) -> None:
     assert parted.accept(message(id, timestamp=today() + DAY)) == [Duplicate("message_id")]
 
 
-def test_an_event_time_header_counts_too(parted: Place) -> None:
+def test_an_event_time_header_counts_too(parted: Harness) -> None:
     headers = [("ce_id", "A-1"), ("ce_time", today().isoformat())]
 
     parted.accept(message(None, headers=headers))
@@ -42,7 +42,7 @@ def test_an_event_time_header_counts_too(parted: Place) -> None:
     assert parted.accept(message(None, headers=headers, timestamp=today() + DAY)) == [Duplicate("message_id")]
 
 
-def test_a_place_in_the_broker_has_the_brokers_time(parted: Place) -> None:
+def test_a_place_in_the_broker_has_the_brokers_time(parted: Harness) -> None:
     record = message(None, offset=7, timestamp=today())
 
     parted.accept(record)
@@ -51,18 +51,18 @@ def test_a_place_in_the_broker_has_the_brokers_time(parted: Place) -> None:
     assert parted.accept(record) == [Duplicate("message_id")]
 
 
-def test_an_id_without_time_is_looked_for_in_all_partitions(parted: Place) -> None:
+def test_an_id_without_time_is_looked_for_in_all_partitions(parted: Harness) -> None:
     parted.accept(message("order-7", timestamp=today()))
 
     assert parted.accept(message("order-7", timestamp=today() + DAY)) == [Duplicate("message_id")]
 
 
-def test_a_message_without_any_time_is_still_taken_once(parted: Place) -> None:
+def test_a_message_without_any_time_is_still_taken_once(parted: Harness) -> None:
     assert isinstance(parted.accept(message("order-7", timestamp=None))[0], New)
     assert parted.accept(message("order-7", timestamp=None)) == [Duplicate("message_id")]
 
 
-def test_an_idempotency_key_counts_across_partitions(parted: Place) -> None:
+def test_an_idempotency_key_counts_across_partitions(parted: Harness) -> None:
     headers = [("Idempotency-Key", "k")]
     parted.accept(message(uuid7_at(today()), headers=headers))
 
@@ -89,7 +89,7 @@ with psycopg.connect(url, autocommit=True) as conn:
 """
 
 
-def test_another_process_knows_what_comes_again_in_another_minute_and_partition(parted: Place) -> None:
+def test_another_process_knows_what_comes_again_in_another_minute_and_partition(parted: Harness) -> None:
     """Of the broker as well as of the table: published again, a message has another time and place."""
     headers: list[Any] = [
         [("X-Event-ID", uuid7_at(today()))],
@@ -120,7 +120,7 @@ def test_another_process_knows_what_comes_again_in_another_minute_and_partition(
 
 @pytest.mark.parametrize("off", [-400 * DAY, 400 * DAY, 5000 * 365 * DAY], ids=["past", "ahead", "absurd"])
 def test_a_time_outside_all_partitions_is_kept_as_dead_and_the_rest_goes_on(
-    parted: Place, off: timedelta
+    parted: Harness, off: timedelta
 ) -> None:
     stray = message(uuid7_at(today() + off))
 
@@ -137,7 +137,7 @@ def test_a_time_outside_all_partitions_is_kept_as_dead_and_the_rest_goes_on(
 @pytest.mark.parametrize("id", ["order-7", None])
 @pytest.mark.parametrize("off", [-400 * DAY, 400 * DAY], ids=["past", "ahead"])
 def test_a_time_of_the_broker_outside_all_partitions_is_no_better(
-    parted: Place, id: str | None, off: timedelta
+    parted: Harness, id: str | None, off: timedelta
 ) -> None:
     stray = message(id, timestamp=today() + off)
 
@@ -147,7 +147,7 @@ def test_a_time_of_the_broker_outside_all_partitions_is_no_better(
     assert parted.accept(stray) == [Duplicate("message_id")]
 
 
-def test_a_stray_is_known_when_its_time_has_a_partition_by_then(parted: Place) -> None:
+def test_a_stray_is_known_when_its_time_has_a_partition_by_then(parted: Harness) -> None:
     stray = message(uuid7_at(today() - 10 * DAY))
     [outcome] = parted.accept(stray)
     assert isinstance(outcome, OutOfPartitions)
@@ -159,7 +159,7 @@ def test_a_stray_is_known_when_its_time_has_a_partition_by_then(parted: Place) -
     assert parted.accept(stray) == [Duplicate("message_id")]
 
 
-def test_without_a_partition_for_the_present_nothing_is_taken_in(parted: Place) -> None:
+def test_without_a_partition_for_the_present_nothing_is_taken_in(parted: Harness) -> None:
     for (name,) in parted.ask(
         "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s::regclass", parted.table
     ):
@@ -173,7 +173,7 @@ def test_without_a_partition_for_the_present_nothing_is_taken_in(parted: Place) 
     assert isinstance(acceptor.accept([message("m1")])[0], New)
 
 
-def test_a_partition_that_goes_meanwhile_is_noticed(parted: Place) -> None:
+def test_a_partition_that_goes_meanwhile_is_noticed(parted: Harness) -> None:
     acceptor = parted.acceptor()
     tomorrow = today() + DAY
     acceptor.accept([message(uuid7_at(tomorrow))])
@@ -186,7 +186,7 @@ def test_a_partition_that_goes_meanwhile_is_noticed(parted: Place) -> None:
     assert [type(o) for o in outcomes] == [New, OutOfPartitions]
 
 
-def test_who_waited_for_others_has_to_see_what_they_took_in(parted: Place) -> None:
+def test_who_waited_for_others_has_to_see_what_they_took_in(parted: Harness) -> None:
     acceptor = parted.acceptor()
     with acceptor.conn.transaction():
         acceptor.conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -199,7 +199,7 @@ def test_who_waited_for_others_has_to_see_what_they_took_in(parted: Place) -> No
     assert acceptor.accept([message("order-7")]) == [Duplicate("message_id")]
 
 
-def test_a_default_partition_takes_all(parted: Place) -> None:
+def test_a_default_partition_takes_all(parted: Harness) -> None:
     parted.conn.execute(f"CREATE TABLE rest PARTITION OF {parted.table} DEFAULT".encode())
 
     [outcome] = parted.accept(message(uuid7_at(today() - 400 * DAY)))
@@ -207,7 +207,7 @@ def test_a_default_partition_takes_all(parted: Place) -> None:
     assert isinstance(outcome, New)
 
 
-def test_times_are_right_in_a_session_that_is_not_in_utc(parted: Place) -> None:
+def test_times_are_right_in_a_session_that_is_not_in_utc(parted: Harness) -> None:
     acceptor = parted.acceptor()
     acceptor.conn.execute("SET TimeZone = 'Asia/Kathmandu'")
     id = uuid7_at(today())

@@ -9,19 +9,19 @@ import psycopg
 import pytest
 
 from outspark.contracts.maintenance import DeadFilter
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName
 from outspark.inbox import InboxEvent
 from outspark.maintenance.operations import Maintenance, Retention
 from outspark.maintenance.partitions import Partitions
-from tests.integration.inbox.place import Place, message, messages, write
+from tests.integration.inbox.harness import Harness, message, messages, write
 from tests.waiting import wait_for
 
 STRANGE = ["-infinity", "infinity", "0044-03-15 12:00+00 BC", "20000-01-01 00:00+00"]
 
 
 @pytest.fixture
-def strange(either: Place) -> Place:
+def strange(either: Harness) -> Harness:
     """A place that holds rows of any time."""
     if either.partitioned:
         either.conn.execute(f"CREATE TABLE elsewhere PARTITION OF {either.table} DEFAULT".encode())
@@ -33,12 +33,12 @@ def strange(either: Place) -> Place:
     return either
 
 
-def upkeep(place: Place) -> Maintenance:
-    return Maintenance(place.database.connect(), InboxUpkeep(TableName.parse(place.table)))
+def maintenance(harness: Harness) -> Maintenance:
+    return Maintenance(harness.database.connect(), InboxMaintenance(TableName.parse(harness.table)))
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_what_is_never_due_holds_up_nobody_else(strange: Place, ordering: str) -> None:
+def test_what_is_never_due_holds_up_nobody_else(strange: Harness, ordering: str) -> None:
     strange.accept(*messages(["never", "beside"], key=b"k"), *messages(["failed", "behind"], key=b"r"))
     strange.set("never", scheduled_at="infinity")
     strange.set("failed", scheduled_at="infinity", attempts_made=1)
@@ -49,24 +49,24 @@ def test_what_is_never_due_holds_up_nobody_else(strange: Place, ordering: str) -
     wait_for(lambda: worker.run_once() is None or strange.effects() == expected)
 
     assert 0 <= worker.idle_for() < 60
-    stats = upkeep(strange).stats(exact=True)
+    stats = maintenance(strange).stats(exact=True)
     assert (stats.scheduled, stats.backoff) == (1, 1)
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_an_event_is_handled_whenever_it_was_made(strange: Place, ordering: str) -> None:
+def test_an_event_is_handled_whenever_it_was_made(strange: Harness, ordering: str) -> None:
     names = [str(number) for number in range(len(STRANGE))]
     strange.accept(*messages(names, key=b"k"))
     for name, made in zip(names, STRANGE, strict=True):
         strange.set(name, created_at=made)
-    assert upkeep(strange).stats(exact=True).pending == len(STRANGE)
+    assert maintenance(strange).stats(exact=True).pending == len(STRANGE)
 
     strange.work_to_the_end(strange.worker(ordering=ordering))
 
     assert strange.effects() == names
 
 
-def test_a_head_is_tried_again_and_dies_whenever_it_was_made(strange: Place) -> None:
+def test_a_head_is_tried_again_and_dies_whenever_it_was_made(strange: Harness) -> None:
     @strange.router.on("failing")
     def fail(event: InboxEvent) -> None:
         raise ValueError("no")
@@ -80,7 +80,7 @@ def test_a_head_is_tried_again_and_dies_whenever_it_was_made(strange: Place) -> 
     strange.work_to_the_end(strange.worker(ordering="key"))
 
     assert strange.states() == dict.fromkeys(names, ("failed", 2))
-    keeper = upkeep(strange)
+    keeper = maintenance(strange)
     shown = [keeper.show_dead(event.id) for event in keeper.list_dead(DeadFilter())]
     assert len(shown) == len(STRANGE)
     assert None not in shown
@@ -89,7 +89,7 @@ def test_a_head_is_tried_again_and_dies_whenever_it_was_made(strange: Place) -> 
     assert pruned.dead == len(STRANGE)
 
 
-def test_partitions_without_end_are_kept_like_others(parted: Place) -> None:
+def test_partitions_without_end_are_kept_like_others(parted: Harness) -> None:
     for name, bounds in {
         "before": "('-infinity') TO ('1990-01-01')",
         "after": "('2990-01-01') TO ('infinity')",

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.errors import NotNow, Reject
+from outspark.errors import Reject, RetryLater
 from outspark.inbox import InboxEvent, New
 from tests.databases import Database
-from tests.integration.inbox.place import Place, message, messages, write
-from tests.integration.inbox.test_letters import Office, in_omnibox, in_openoutbox, in_table, open_office
+from tests.integration.inbox.harness import Harness, message, messages, write
+from tests.integration.inbox.test_dead_letters import Office, in_omnibox, in_openoutbox, in_table, open_office
 
 TEXTS = {"nul": "a \0 b", "half": "a \ud800 b", "all": "\0\udfff" * 500_000}
 KEPT = {"nul": "a \ufffd b", "half": "a ? b", "all": "\ufffd?"}
@@ -30,11 +30,11 @@ def office(request: pytest.FixtureRequest, database: Database) -> Iterator[Offic
         yield office
 
 
-def handler(place: Place, error: Callable[[], Exception], topic: str = "orders") -> list[str]:
+def handler(harness: Harness, error: Callable[[], Exception], topic: str = "orders") -> list[str]:
     """One that fails for the event called `bad`; answers which events it was called for."""
     called: list[str] = []
 
-    @place.router.on(topic)
+    @harness.router.on(topic)
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         called.append(event.message_id)
         if event.message_id == "bad":
@@ -46,52 +46,52 @@ def handler(place: Place, error: Callable[[], Exception], topic: str = "orders")
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", [ValueError, Reject])
-def test_what_a_handler_raises_is_kept(place: Place, kind: type[Exception], text: str) -> None:
-    handler(place, lambda: kind(TEXTS[text]))
-    place.accept(*messages(["a", "bad", "b"]), max_attempts=2)
+def test_what_a_handler_raises_is_kept(harness: Harness, kind: type[Exception], text: str) -> None:
+    handler(harness, lambda: kind(TEXTS[text]))
+    harness.accept(*messages(["a", "bad", "b"]), max_attempts=2)
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b"]
-    assert place.states()["bad"] == ("failed", 2)
-    assert KEPT[text] in place.row("bad")["last_error"]
+    assert harness.effects() == ["a", "b"]
+    assert harness.states()["bad"] == ("failed", 2)
+    assert KEPT[text] in harness.row("bad")["last_error"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_a_handler_puts_off_is_kept(place: Place, text: str) -> None:
-    errors = itertools.chain([NotNow(TEXTS[text], after=0.02)], itertools.repeat(Reject("enough")))
-    called = handler(place, lambda: next(errors))
-    place.accept(*messages(["a", "bad", "b"]))
+def test_what_a_handler_puts_off_is_kept(harness: Harness, text: str) -> None:
+    errors = itertools.chain([RetryLater(TEXTS[text], after=0.02)], itertools.repeat(Reject("enough")))
+    called = handler(harness, lambda: next(errors))
+    harness.accept(*messages(["a", "bad", "b"]))
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b"]
+    assert harness.effects() == ["a", "b"]
     assert called.count("bad") >= 2
 
 
-def test_an_error_without_words(place: Place) -> None:
-    handler(place, Speechless)
-    place.accept(*messages(["a", "bad", "b"]), max_attempts=1)
+def test_an_error_without_words(harness: Harness) -> None:
+    handler(harness, Speechless)
+    harness.accept(*messages(["a", "bad", "b"]), max_attempts=1)
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b"]
-    assert "Speechless" in place.row("bad")["last_error"]
+    assert harness.effects() == ["a", "b"]
+    assert "Speechless" in harness.row("bad")["last_error"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_letter_is_written_whatever_a_handler_raised(office: Office, text: str) -> None:
-    handler(office.place, lambda: Reject(TEXTS[text]), "bills")
-    office.place.accept(*messages(["a", "bad", "b"], topic="bills"))
+    handler(office.harness, lambda: Reject(TEXTS[text]), "bills")
+    office.harness.accept(*messages(["a", "bad", "b"], topic="bills"))
 
     office.work_to_the_end()
 
-    assert office.place.effects() == ["a", "b"]
+    assert office.harness.effects() == ["a", "b"]
     assert [letter.message_id for letter in office.letters()] == ["bad"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_message_may_have_it_in_every_field(either: Place, text: str) -> None:
+def test_a_message_may_have_it_in_every_field(either: Harness, text: str) -> None:
     raw = TEXTS[text][:50].encode(errors="surrogatepass")
     names = ("X-Event-ID", "event_type", "ce_source", "ce_time", "Idempotency-Key", "correlation_id")
     more = ("causation_id", "schema_version", "traceparent", "trace_id", TEXTS[text][:50])

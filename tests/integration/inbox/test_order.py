@@ -16,17 +16,17 @@ import psycopg
 import pytest
 
 from outspark.brokers.feed import Received
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName
 from outspark.errors import SettingsError
-from outspark.inbox import InboxEvent, NotNow, Worker
-from tests.integration.inbox import far_taker as far_taker_process
-from tests.integration.inbox.place import Place, message, write
+from outspark.inbox import InboxEvent, RetryLater, Worker
+from tests.integration.inbox import far_consumer as far_taker_process
+from tests.integration.inbox.harness import Harness, message, write
 from tests.waiting import wait_for
 
 
 @pytest.fixture
-def ordered(either: Place) -> Place:
+def ordered(either: Harness) -> Harness:
     either.settings = {"ordering": "key", "slots": 4}
     return either
 
@@ -44,13 +44,13 @@ def per_key(effects: Sequence[str]) -> dict[str, list[str]]:
 
 
 def owned(worker: Worker) -> int:
-    assert worker._place is not None
-    assert worker._place.order is not None
-    return len(worker._place.order.owned)
+    assert worker._session is not None
+    assert worker._session.order is not None
+    return len(worker._session.order.owned)
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_key_waits_for_its_head(ordered: Place, counted: bool) -> None:
+def test_a_key_waits_for_its_head(ordered: Harness, counted: bool) -> None:
     failures: list[str] = []
 
     @ordered.router.on("orders")
@@ -58,7 +58,7 @@ def test_a_key_waits_for_its_head(ordered: Place, counted: bool) -> None:
         write(conn, event.message_id)
         if event.message_id == "x1" and len(failures) < 3:
             failures.append(event.id)
-            raise ValueError("later") if counted else NotNow("later")
+            raise ValueError("later") if counted else RetryLater("later")
 
     ordered.accept(*keyed("x1", "y1", "x2", "y2", "x3"))
     ordered.work_to_the_end()
@@ -67,7 +67,7 @@ def test_a_key_waits_for_its_head(ordered: Place, counted: bool) -> None:
     assert ordered.states()["x2"] == ("completed", 0)
 
 
-def test_what_a_failure_undoes_of_its_key_is_handled_again_before_it(ordered: Place) -> None:
+def test_what_a_failure_undoes_of_its_key_is_handled_again_before_it(ordered: Harness) -> None:
     calls: list[str] = []
 
     @ordered.router.on("orders")
@@ -84,7 +84,7 @@ def test_what_a_failure_undoes_of_its_key_is_handled_again_before_it(ordered: Pl
     assert per_key(ordered.effects()) == {"x": ["x1", "x2", "x3"], "y": ["y1"]}
 
 
-def test_a_dead_head_lets_its_key_go_on(ordered: Place) -> None:
+def test_a_dead_head_lets_its_key_go_on(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         if event.message_id == "x1":
@@ -97,7 +97,7 @@ def test_a_dead_head_lets_its_key_go_on(ordered: Place) -> None:
     assert ordered.effects() == ["x2"]
 
 
-def test_a_new_worker_knows_what_waits(ordered: Place) -> None:
+def test_a_new_worker_knows_what_waits(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -114,7 +114,7 @@ def test_a_new_worker_knows_what_waits(ordered: Place) -> None:
     assert ordered.effects() == ["x1", "x2", "x3"]
 
 
-def test_a_key_in_somebody_elses_hands_waits(ordered: Place) -> None:
+def test_a_key_in_somebody_elses_hands_waits(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -132,7 +132,7 @@ def test_a_key_in_somebody_elses_hands_waits(ordered: Place) -> None:
     assert ordered.effects() == ["y1", "x1", "x2"]
 
 
-def test_a_head_that_is_taken_away_still_comes_first(ordered: Place) -> None:
+def test_a_head_that_is_taken_away_still_comes_first(ordered: Harness) -> None:
     """After a failure its place in the queue is behind its key's later events."""
     table = TableName.parse(ordered.table).within("public")
     taken: list[str] = []
@@ -143,7 +143,7 @@ def test_a_head_that_is_taken_away_still_comes_first(ordered: Place) -> None:
         if event.message_id == "x1" and event.attempts == 0:
             raise ValueError("later")
         if event.message_id == "x1" and not taken:
-            taken.extend(InboxUpkeep(table).unlock(ordered.conn, [event.id], "it seems to hang"))
+            taken.extend(InboxMaintenance(table).unlock(ordered.conn, [event.id], "it seems to hang"))
 
     ordered.accept(*keyed("x1", "x2", "x3"))
     ordered.work_to_the_end()
@@ -152,7 +152,7 @@ def test_a_head_that_is_taken_away_still_comes_first(ordered: Place) -> None:
     assert ordered.effects() == ["x1", "x2", "x3"]
 
 
-def test_a_head_in_the_hands_of_the_slots_last_owner_still_comes_first(ordered: Place) -> None:
+def test_a_head_in_the_hands_of_the_slots_last_owner_still_comes_first(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -168,7 +168,7 @@ def test_a_head_in_the_hands_of_the_slots_last_owner_still_comes_first(ordered: 
     assert ordered.effects() == ["x1", "x2"]
 
 
-def test_what_was_unlocked_comes_before_what_its_worker_left_behind(ordered: Place) -> None:
+def test_what_was_unlocked_comes_before_what_its_worker_left_behind(ordered: Harness) -> None:
     """The one counts no attempt and the other does, but that says nothing about their order."""
 
     @ordered.router.on("orders")
@@ -178,8 +178,8 @@ def test_what_was_unlocked_comes_before_what_its_worker_left_behind(ordered: Pla
     ordered.accept(*keyed("x1", "x2", "x3"))
     for name in ("x1", "x2"):
         ordered.lock(name, "outspark/inbox/1/vanished/1")
-    upkeep = InboxUpkeep(TableName.parse(ordered.table).within("public"))
-    upkeep.unlock(ordered.conn, [str(ordered.row("x1")["id"])], "on purpose")
+    maintenance = InboxMaintenance(TableName.parse(ordered.table).within("public"))
+    maintenance.unlock(ordered.conn, [str(ordered.row("x1")["id"])], "on purpose")
     ordered.work_to_the_end()
 
     assert ordered.effects() == ["x1", "x2", "x3"]
@@ -187,14 +187,14 @@ def test_what_was_unlocked_comes_before_what_its_worker_left_behind(ordered: Pla
 
 
 @contextmanager
-def far_taker(place: Place, *, wrong_by: int) -> Iterator[Callable[[str], None]]:
+def far_consumer(harness: Harness, *, wrong_by: int) -> Iterator[Callable[[str], None]]:
     """Takes in what it is told, in a process of its own with a clock of its own, and is killed at the end."""
     command = [
         sys.executable,
         "-m",
         far_taker_process.__name__,
-        place.database.url,
-        place.table,
+        harness.database.url,
+        harness.table,
         str(wrong_by),
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -215,7 +215,7 @@ def far_taker(place: Place, *, wrong_by: int) -> Iterator[Callable[[str], None]]
 
 @pytest.mark.parametrize("wrong_by", [(5, 0, 5), (0, -5, 0)])
 def test_order_does_not_rest_on_the_clocks_of_those_who_take_in(
-    ordered: Place, wrong_by: tuple[int, ...]
+    ordered: Harness, wrong_by: tuple[int, ...]
 ) -> None:
     """Neither at first, nor after a worker has vanished that had all of them."""
 
@@ -225,7 +225,7 @@ def test_order_does_not_rest_on_the_clocks_of_those_who_take_in(
 
     names = ["x1", "x2", "x3"]
     for name, seconds in zip(names, wrong_by, strict=True):
-        with far_taker(ordered, wrong_by=seconds) as take:
+        with far_consumer(ordered, wrong_by=seconds) as take:
             take(name)
     for name in names:
         ordered.lock(name, "outspark/inbox/1/vanished/1")
@@ -234,7 +234,7 @@ def test_order_does_not_rest_on_the_clocks_of_those_who_take_in(
     assert ordered.effects() == names
 
 
-def test_many_heads_hold_up_no_other_key(ordered: Place) -> None:
+def test_many_heads_hold_up_no_other_key(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         if event.message_id.startswith("bad"):
@@ -251,7 +251,7 @@ def test_many_heads_hold_up_no_other_key(ordered: Place) -> None:
     assert ordered.effects() == ["x1"]
 
 
-def test_a_broken_group_is_redone_in_order(ordered: Place) -> None:
+def test_a_broken_group_is_redone_in_order(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -264,7 +264,7 @@ def test_a_broken_group_is_redone_in_order(ordered: Place) -> None:
     assert per_key(ordered.effects()) == {"x": ["x1", "x2", "x3"], "y": ["y1"]}
 
 
-def test_events_without_a_key_have_no_order_and_hold_up_nobody(ordered: Place) -> None:
+def test_events_without_a_key_have_no_order_and_hold_up_nobody(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -277,7 +277,7 @@ def test_events_without_a_key_have_no_order_and_hold_up_nobody(ordered: Place) -
     assert ordered.effects() == ["b", "a"]
 
 
-def test_workers_share_the_slots_and_keep_the_order(ordered: Place) -> None:
+def test_workers_share_the_slots_and_keep_the_order(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -313,14 +313,14 @@ def test_workers_share_the_slots_and_keep_the_order(ordered: Place) -> None:
     assert per_key(ordered.effects()) == per_key(names)
 
 
-def test_workers_must_agree_on_the_slots(ordered: Place) -> None:
+def test_workers_must_agree_on_the_slots(ordered: Harness) -> None:
     ordered.worker().run_once()
 
     with pytest.raises(SettingsError, match="another worker has slots = 4"):
         ordered.worker(slots=8).run_once()
 
 
-def test_a_worker_that_goes_leaves_its_slots_to_the_others(ordered: Place) -> None:
+def test_a_worker_that_goes_leaves_its_slots_to_the_others(ordered: Harness) -> None:
     @ordered.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)

@@ -18,7 +18,7 @@ from outspark.database.names import TableName
 from outspark.database.session import Connection, connect
 from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
-from tests.integration.inbox.place import Place, open_place, uuid7_at
+from tests.integration.inbox.harness import Harness, open_harness, uuid7_at
 
 WAITING = 3000
 LIMIT = 100
@@ -50,14 +50,14 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def own_place(server: Postgres, *, partitioned: bool) -> Iterator[Place]:
+def own_harness(server: Postgres, *, partitioned: bool) -> Iterator[Harness]:
     """For several tests, each of which undoes what it does."""
     name = sql.Identifier(f"inbox_plans_{next(_numbers)}")
     with connect(server.url(), "admin") as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(name))
         database = Database(server.url(name.as_string().strip('"')))
-        with closing(database), closing(open_place(database, partitioned=partitioned)) as place:
-            yield place
+        with closing(database), closing(open_harness(database, partitioned=partitioned)) as harness:
+            yield harness
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
 
@@ -67,45 +67,45 @@ def partitioned(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module", params=[0, 50_000], ids=["nothing completed", "50k completed"])
-def filled(request: pytest.FixtureRequest, postgres_server: Postgres, partitioned: bool) -> Iterator[Place]:
-    with own_place(postgres_server, partitioned=partitioned) as place:
+def filled(request: pytest.FixtureRequest, postgres_server: Postgres, partitioned: bool) -> Iterator[Harness]:
+    with own_harness(postgres_server, partitioned=partitioned) as harness:
         given = {"completed": request.param, "waiting": WAITING}
-        place.conn.execute(FILL.format(table=place.table).encode(), given)
-        place.conn.execute(f"VACUUM ANALYZE {place.table}".encode())
-        yield place
+        harness.conn.execute(FILL.format(table=harness.table).encode(), given)
+        harness.conn.execute(f"VACUUM ANALYZE {harness.table}".encode())
+        yield harness
 
 
 @pytest.fixture(scope="module")
-def burst(postgres_server: Postgres, partitioned: bool) -> Iterator[Place]:
+def burst(postgres_server: Postgres, partitioned: bool) -> Iterator[Harness]:
     """A backlog that the planner has not heard of: its statistics are from when everything was completed."""
-    with own_place(postgres_server, partitioned=partitioned) as place:
-        conn, table = place.conn, place.table
+    with own_harness(postgres_server, partitioned=partitioned) as harness:
+        conn, table = harness.conn, harness.table
         conn.execute(ready_index(TableName(table)).encode())
-        for (part,) in place.ask(PARTS.replace("%(name)s", f"'{table}'")):
+        for (part,) in harness.ask(PARTS.replace("%(name)s", f"'{table}'")):
             conn.execute(f"ALTER TABLE {part} SET (autovacuum_enabled = false)".encode())
         conn.execute(FILL.format(table=table).encode(), {"completed": 20_000, "waiting": WAITING})
         conn.execute(COMPLETE_ALL.format(table=table).encode())
         conn.execute(f"VACUUM ANALYZE {table}".encode())
         last = [f"m{n}" for n in range(20_001, 20_001 + WAITING)]
         conn.execute(REOPEN.format(table=table).encode(), {"message_ids": last})
-        yield place
+        yield harness
 
 
 @pytest.fixture
-def worker(filled: Place) -> Iterator[Connection]:
+def worker(filled: Harness) -> Iterator[Connection]:
     with working(filled) as conn:
         yield conn
 
 
 @contextmanager
-def working(place: Place) -> Iterator[Connection]:
+def working(harness: Harness) -> Iterator[Connection]:
     """A worker's session, in a transaction that is undone."""
-    with connect(place.database.url, "worker") as conn, conn.transaction(force_rollback=True):
+    with connect(harness.database.url, "worker") as conn, conn.transaction(force_rollback=True):
         yield conn
 
 
-def statements(place: Place, slots: int | None = None) -> WorkStatements:
-    return work_statements(TableName(place.table), slots, partitioned=place.partitioned)
+def statements(harness: Harness, slots: int | None = None) -> WorkStatements:
+    return work_statements(TableName(harness.table), slots, partitioned=harness.partitioned)
 
 
 def given(blocked: int = 0, limit: int = LIMIT) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def given(blocked: int = 0, limit: int = LIMIT) -> dict[str, Any]:
 def claimed(conn: Connection, made: WorkStatements) -> dict[str, Any]:
     """Claim a few, and answer the parameters of all that is done to claimed events."""
     rows = conn.execute(made.claim.encode(), given(limit=NAMED)).fetchall()
-    each = {"notes": None, "states": "ready", "counts": 1, "waits": 1.0, "errors": None}
+    each = {"notes": None, "states": "pending", "counts": 1, "waits": 1.0, "errors": None}
     return {
         "ids": [row[0] for row in rows],
         "created_ats": [row[1] for row in rows],
@@ -152,7 +152,7 @@ def rows_read(nodes: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize(("slots", "blocked"), [(None, 0), (8, 0), (8, 100)])
 def test_a_claim_reads_what_it_claims(
-    worker: Connection, filled: Place, slots: int | None, blocked: int
+    worker: Connection, filled: Harness, slots: int | None, blocked: int
 ) -> None:
     nodes = explain(worker, statements(filled, slots).claim, given(blocked))
 
@@ -162,7 +162,7 @@ def test_a_claim_reads_what_it_claims(
     assert rows_read(nodes) <= (2 if slots is None else 5) * LIMIT + AHEAD, nodes
 
 
-def test_a_claim_of_nothing_reads_nothing(worker: Connection, filled: Place) -> None:
+def test_a_claim_of_nothing_reads_nothing(worker: Connection, filled: Harness) -> None:
     worker.execute(COMPLETE_ALL.format(table=filled.table).encode())
     worker.execute(f"ANALYZE {filled.table}".encode())
 
@@ -170,7 +170,7 @@ def test_a_claim_of_nothing_reads_nothing(worker: Connection, filled: Place) -> 
         assert rows_read(explain(worker, statements(filled, slots).claim, given())) == 0
 
 
-def test_what_was_tried_before_costs_no_walk_over_all_that_waits(worker: Connection, filled: Place) -> None:
+def test_what_was_tried_before_costs_no_walk_over_all_that_waits(worker: Connection, filled: Harness) -> None:
     """Most of what waits was never tried, and no index knows the difference."""
     nodes = explain(worker, statements(filled).claim, given(limit=10))
 
@@ -178,7 +178,7 @@ def test_what_was_tried_before_costs_no_walk_over_all_that_waits(worker: Connect
 
 
 @pytest.mark.parametrize("name", ["complete", "settle", "heartbeat"])
-def test_named_events_are_found_by_their_id(worker: Connection, filled: Place, name: str) -> None:
+def test_named_events_are_found_by_their_id(worker: Connection, filled: Harness, name: str) -> None:
     made = statements(filled)
     named = claimed(worker, made)
 
@@ -188,7 +188,7 @@ def test_named_events_are_found_by_their_id(worker: Connection, filled: Place, n
     assert rows_read(nodes) == NAMED, nodes
 
 
-def test_a_look_for_ids_ahead_of_the_clock_reads_those_alone(worker: Connection, filled: Place) -> None:
+def test_a_look_for_ids_ahead_of_the_clock_reads_those_alone(worker: Connection, filled: Harness) -> None:
     made = accept_statements(TableName(filled.table))
     assert rows_read(explain(worker, made.ahead, {})) == 0
 
@@ -200,16 +200,16 @@ def test_a_look_for_ids_ahead_of_the_clock_reads_those_alone(worker: Connection,
     assert rows_read(nodes) <= 1, nodes
 
 
-def read_in_burst(place: Place, name: str) -> int:
+def read_in_burst(harness: Harness, name: str) -> int:
     """How many rows a statement reads, where a few events are claimed already."""
-    made = statements(place, 8)
-    with working(place) as conn:
+    made = statements(harness, 8)
+    with working(harness) as conn:
         named = claimed(conn, made)
         if name in ("complete", "release_stale"):
             # Also run in sessions that are not a worker's own: its handlers', and of whoever calls `reap`.
             conn.execute(b"RESET ALL")
         [(id, created_at)] = conn.execute(
-            f"SELECT id, created_at FROM {place.table} WHERE message_id = 'm23000'".encode()
+            f"SELECT id, created_at FROM {harness.table} WHERE message_id = 'm23000'".encode()
         ).fetchall()
         more = {"id": id, "created_at": created_at, "lease": timedelta(minutes=-1)}
         nodes = explain(conn, getattr(made, name), {**given(), **named, **more})
@@ -218,7 +218,7 @@ def read_in_burst(place: Place, name: str) -> int:
 
 
 def test_known_events_are_found_by_their_ids_whatever_the_statistics_say(
-    burst: Place, monkeypatch: pytest.MonkeyPatch
+    burst: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By an index on a status that is taken for rare, each of them is compared with all that waits."""
     most = {
@@ -232,6 +232,6 @@ def test_known_events_are_found_by_their_ids_whatever_the_statistics_say(
     read = {name: read_in_burst(burst, name) for name in most}
     assert all(read[name] <= most[name] for name in most), str(read)
 
-    monkeypatch.setattr(inbox, "still", lambda condition: condition)
+    monkeypatch.setattr(inbox, "hide_from_planner", lambda condition: condition)
     with_it_in_sight = {name: read_in_burst(burst, name) for name in most}
     assert all(with_it_in_sight[name] > 5 * most[name] for name in most), str(with_it_in_sight)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from outspark.inbox import InboxEvent
-from tests.integration.inbox.place import Place, messages
+from tests.integration.inbox.harness import Harness, messages
 
 
 class Base(orm.DeclarativeBase):
@@ -28,23 +28,23 @@ class Effect(Base):
 NEIGHBOURS = ["a", "b", "bad", "c"]
 
 
-def test_what_a_session_holds_is_flushed_and_committed_with_the_event(place: Place) -> None:
-    @place.router.on("orders")
+def test_what_a_session_holds_is_flushed_and_committed_with_the_event(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, session: orm.Session) -> None:
         session.add(Effect(event=event.message_id))
         if event.message_id == "bad":
             session.flush()
             raise ValueError("never")
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c"]
-    assert place.states()["bad"] == ("failed", 2)
+    assert harness.effects() == ["a", "b", "c"]
+    assert harness.states()["bad"] == ("failed", 2)
 
 
-def test_a_sessions_own_commit_is_only_a_savepoint(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_sessions_own_commit_is_only_a_savepoint(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, session: orm.Session) -> None:
         session.add(Effect(event=event.message_id))
         session.commit()
@@ -54,23 +54,23 @@ def test_a_sessions_own_commit_is_only_a_savepoint(place: Place) -> None:
         if event.message_id == "bad":
             raise ValueError("after its own commit")
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c"]
+    assert harness.effects() == ["a", "b", "c"]
 
 
-def test_a_failed_flush_fails_its_event_alone(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_failed_flush_fails_its_event_alone(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, session: orm.Session) -> None:
         missing: Any = None
         session.add(Effect(event=missing if event.message_id == "bad" else event.message_id))
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=1)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=1)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c"]
-    assert "NotNullViolation" in place.row("bad")["last_error"]
+    assert harness.effects() == ["a", "b", "c"]
+    assert "NotNullViolation" in harness.row("bad")["last_error"]
 
 
 def commit_in_sql(session: orm.Session) -> None:
@@ -111,7 +111,7 @@ MISDEEDS = [
 
 
 @pytest.mark.parametrize("misdeed", MISDEEDS, ids=lambda misdeed: misdeed.__name__)
-def test_a_session_that_meddles_with_the_transaction(either: Place, misdeed: Any) -> None:
+def test_a_session_that_meddles_with_the_transaction(either: Harness, misdeed: Any) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, session: orm.Session) -> None:
         session.add(Effect(event=event.message_id))
@@ -127,23 +127,23 @@ def test_a_session_that_meddles_with_the_transaction(either: Place, misdeed: Any
 
 
 @pytest.mark.parametrize("misdeed", MISDEEDS, ids=lambda misdeed: misdeed.__name__)
-def test_an_async_session_that_meddles_with_the_transaction(place: Place, misdeed: Any) -> None:
-    @place.router.on("orders")
+def test_an_async_session_that_meddles_with_the_transaction(harness: Harness, misdeed: Any) -> None:
+    @harness.router.on("orders")
     async def handle(event: InboxEvent, session: AsyncSession) -> None:
         session.add(Effect(event=event.message_id))
         await session.flush()
         if event.message_id == "bad":
             await session.run_sync(misdeed)
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c"]
-    assert place.states()["bad"] == ("failed", 2)
+    assert harness.effects() == ["a", "b", "c"]
+    assert harness.states()["bad"] == ("failed", 2)
 
 
-def test_async_sessions(place: Place) -> None:
-    @place.router.on("orders")
+def test_async_sessions(harness: Harness) -> None:
+    @harness.router.on("orders")
     async def handle(event: InboxEvent, session: AsyncSession) -> None:
         session.add(Effect(event=event.message_id))
         await session.execute(text("SELECT 1"))
@@ -151,8 +151,8 @@ def test_async_sessions(place: Place) -> None:
         if event.message_id == "bad":
             raise ValueError("after its own commit")
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c"]
-    assert place.states()["bad"] == ("failed", 2)
+    assert harness.effects() == ["a", "b", "c"]
+    assert harness.states()["bad"] == ("failed", 2)

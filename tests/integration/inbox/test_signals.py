@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import pytest
 
 from outspark.config.inbox import InboxSettings
-from outspark.config.settings import RelaySettings
+from outspark.config.settings import HostingSettings, RelaySettings
 from outspark.hosting import control
 from outspark.hosting.shift import Signals
 from outspark.hosting.spec import LEAD
-from outspark.inbox.lane import InboxLane, InboxSpec
+from outspark.inbox.lane import InboxLane, InboxLaneSpec
 from outspark.tools.servers.server import HOST, free_port
 from tests.databases import Database
 from tests.waiting import wait_for
@@ -31,12 +31,13 @@ WHERE l.locktype = 'advisory' AND l.granted AND d.datname = current_database()""
 
 
 def spec_of(
-    url: str, shift: int = 0, *, length: str = "600s", lane: int = 0, task: Any = "take"
-) -> InboxSpec:
-    relay = RelaySettings.model_validate({"id": "test", "shift": length})
+    url: str, shift: int = 0, *, length: str = "600s", lane: int = 0, task: Any = "consume"
+) -> InboxLaneSpec:
+    hosting = HostingSettings.model_validate({"shift": length})
     inbox = InboxSettings.model_validate({"url": url, "group": "billing"})
-    return InboxSpec(
-        relay=relay,
+    return InboxLaneSpec(
+        hosting=hosting,
+        relay=RelaySettings(id="test"),
         instance="i",
         lane=lane,
         shift=shift,

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outspark.inbox import InboxEvent, Intake, Received, Strategy
-from tests.integration.inbox.place import Place, message, messages, write
+from tests.integration.inbox.harness import Harness, message, messages, write
 
 
 class Crash(Exception):
@@ -59,7 +59,7 @@ class Log:
 
 
 @pytest.fixture
-def counting(either: Place) -> Place:
+def counting(either: Harness) -> Harness:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -67,12 +67,12 @@ def counting(either: Place) -> Place:
     return either
 
 
-def take_in(place: Place, log: Log, strategy: Strategy, **more: Any) -> Intake:
-    return Intake(log, place.acceptor(), strategy, **more)
+def take_in(harness: Harness, log: Log, strategy: Strategy, **more: Any) -> Intake:
+    return Intake(log, harness.acceptor(), strategy, **more)
 
 
 @pytest.mark.parametrize("strategy", [Strategy.EXACTLY_ONCE, Strategy.AT_LEAST_ONCE_ON_PERSIST])
-def test_the_broker_hears_once_the_messages_are_kept(counting: Place, strategy: Strategy) -> None:
+def test_the_broker_hears_once_the_messages_are_kept(counting: Harness, strategy: Strategy) -> None:
     log = Log(messages("abc"), crash_on_commit=True)
     with pytest.raises(Crash):
         take_in(counting, log, strategy).run_once()
@@ -86,7 +86,7 @@ def test_the_broker_hears_once_the_messages_are_kept(counting: Place, strategy: 
     assert counting.effects() == ["a", "b", "c"]
 
 
-def test_at_most_once_tells_the_broker_first(counting: Place) -> None:
+def test_at_most_once_tells_the_broker_first(counting: Harness) -> None:
     log = Log(messages("abc"), crash_on_commit=True)
     with pytest.raises(Crash):
         take_in(counting, log, Strategy.AT_MOST_ONCE).run_once()
@@ -94,7 +94,7 @@ def test_at_most_once_tells_the_broker_first(counting: Place) -> None:
     assert counting.states() == {}
 
 
-def test_on_success_tells_the_broker_when_all_is_final(counting: Place) -> None:
+def test_on_success_tells_the_broker_when_all_is_final(counting: Harness) -> None:
     log = Log(messages("abcd"))
     strategy = Strategy.AT_LEAST_ONCE_ON_SUCCESS
     intake = take_in(counting, log, strategy, batch_size=2, max_open=3)
@@ -113,7 +113,7 @@ def test_on_success_tells_the_broker_when_all_is_final(counting: Place) -> None:
     assert (intake.open, log.commits) == (0, [2, 4])
 
 
-def test_on_success_takes_in_no_more_than_may_be_open(counting: Place) -> None:
+def test_on_success_takes_in_no_more_than_may_be_open(counting: Harness) -> None:
     log = Log(messages("abcd"))
     intake = take_in(counting, log, Strategy.AT_LEAST_ONCE_ON_SUCCESS, batch_size=2, max_open=2)
 
@@ -123,7 +123,7 @@ def test_on_success_takes_in_no_more_than_may_be_open(counting: Place) -> None:
     assert log.given == 2
 
 
-def test_on_success_a_dead_event_is_final_too(counting: Place) -> None:
+def test_on_success_a_dead_event_is_final_too(counting: Harness) -> None:
     log = Log([message("a", b"no json"), message("b")])
     intake = take_in(counting, log, Strategy.AT_LEAST_ONCE_ON_SUCCESS)
     intake.run_once()
@@ -134,7 +134,7 @@ def test_on_success_a_dead_event_is_final_too(counting: Place) -> None:
     assert log.commits == [2]
 
 
-def test_at_most_once_completes_before_the_handler_and_never_tries_again(either: Place) -> None:
+def test_at_most_once_completes_before_the_handler_and_never_tries_again(either: Harness) -> None:
     states: list[Any] = []
 
     @either.router.on("orders")
@@ -152,7 +152,7 @@ def test_at_most_once_completes_before_the_handler_and_never_tries_again(either:
     assert either.states()["b"] == ("failed", 6)
 
 
-def test_at_most_once_an_event_that_cannot_be_completed_is_dead_before_its_handler(either: Place) -> None:
+def test_at_most_once_an_event_that_cannot_be_completed_is_dead_before_its_handler(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -168,7 +168,7 @@ def test_at_most_once_an_event_that_cannot_be_completed_is_dead_before_its_handl
     assert "CheckViolation" in either.row("b")["last_error"]
 
 
-def test_at_least_once_lets_a_handler_commit_by_itself(either: Place) -> None:
+def test_at_least_once_lets_a_handler_commit_by_itself(either: Harness) -> None:
     tries: list[str] = []
 
     @either.router.on("orders")
@@ -186,7 +186,7 @@ def test_at_least_once_lets_a_handler_commit_by_itself(either: Place) -> None:
     assert either.states() == {"a": ("completed", 1)}
 
 
-def test_at_least_once_rolls_back_a_failure(either: Place) -> None:
+def test_at_least_once_rolls_back_a_failure(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)

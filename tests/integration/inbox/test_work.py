@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from outspark.inbox import InboxEvent, NotNow, Reject, Worker
+from outspark.inbox import InboxEvent, Reject, RetryLater, Worker
 from outspark.observability.metrics import INBOX_EVENTS_TOTAL
-from tests.integration.inbox.place import Place, message, messages, write
+from tests.integration.inbox.harness import Harness, message, messages, write
 from tests.waiting import wait_for
 
 LARGE = b'"%s"' % (b"x" * 100_000)
@@ -26,7 +26,7 @@ class Order(BaseModel):
     note: str = ""
 
 
-def test_effects_and_completion_are_committed_together(either: Place) -> None:
+def test_effects_and_completion_are_committed_together(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -44,7 +44,7 @@ def test_effects_and_completion_are_committed_together(either: Place) -> None:
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_a_claim_ends_after_so_many_bytes(either: Place, ordering: str) -> None:
+def test_a_claim_ends_after_so_many_bytes(either: Harness, ordering: str) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -58,7 +58,7 @@ def test_a_claim_ends_after_so_many_bytes(either: Place, ordering: str) -> None:
     assert either.effects() == ids
 
 
-def test_an_event_larger_than_a_claim_may_be_is_handled(either: Place) -> None:
+def test_an_event_larger_than_a_claim_may_be_is_handled(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -69,7 +69,7 @@ def test_an_event_larger_than_a_claim_may_be_is_handled(either: Place) -> None:
     assert [worker.run_once() for _ in range(3)] == [1, 1, 0]
 
 
-def test_slow_handlers_share_a_transaction_with_few(either: Place) -> None:
+def test_slow_handlers_share_a_transaction_with_few(either: Harness) -> None:
     transactions: list[str] = []
 
     @either.router.on("orders")
@@ -89,7 +89,7 @@ def test_slow_handlers_share_a_transaction_with_few(either: Place) -> None:
     assert max(Counter(transactions).values()) <= 2
 
 
-def test_async_handlers_get_an_async_connection(either: Place) -> None:
+def test_async_handlers_get_an_async_connection(either: Harness) -> None:
     @either.router.on("orders")
     async def handle(event: InboxEvent, conn: psycopg.AsyncConnection[Any]) -> None:
         await conn.execute("INSERT INTO effects (event) VALUES (%s)", [event.message_id])
@@ -100,54 +100,56 @@ def test_async_handlers_get_an_async_connection(either: Place) -> None:
     assert either.effects() == ["a", "b"]
 
 
-def test_sync_and_async_handlers_share_a_batch(place: Place) -> None:
-    @place.router.on("sync")
+def test_sync_and_async_handlers_share_a_batch(harness: Harness) -> None:
+    @harness.router.on("sync")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
 
-    @place.router.on("async")
+    @harness.router.on("async")
     async def handle_async(event: InboxEvent, conn: psycopg.AsyncConnection[Any]) -> None:
         await conn.execute("INSERT INTO effects (event) VALUES (%s)", [event.message_id])
 
     names = [f"m{n}" for n in range(10)]
-    place.accept(*(message(name, topic="sync" if n % 3 else "async") for n, name in enumerate(names)))
-    place.work_to_the_end()
+    harness.accept(*(message(name, topic="sync" if n % 3 else "async") for n, name in enumerate(names)))
+    harness.work_to_the_end()
 
-    assert place.effects() == names
+    assert harness.effects() == names
 
 
-def test_a_payload_is_given_as_it_is_or_as_a_model(place: Place) -> None:
+def test_a_payload_is_given_as_it_is_or_as_a_model(harness: Harness) -> None:
     seen: list[object] = []
 
-    @place.router.on("plain")
+    @harness.router.on("plain")
     def plain(payload: dict[str, Any]) -> None:
         seen.append(payload)
 
-    @place.router.on("model")
+    @harness.router.on("model")
     def model(order: Order) -> None:
         seen.append(order)
 
-    place.accept(message("a", b'{"number": 1}', topic="plain"), message("b", b'{"number": 2}', topic="model"))
-    place.work_to_the_end()
+    harness.accept(
+        message("a", b'{"number": 1}', topic="plain"), message("b", b'{"number": 2}', topic="model")
+    )
+    harness.work_to_the_end()
 
     assert seen == [{"number": 1}, Order(number=2)]
 
 
-def test_a_payload_that_does_not_fit_its_model_is_dead_and_says_why_but_not_what(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_payload_that_does_not_fit_its_model_is_dead_and_says_why_but_not_what(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(order: Order) -> None:
         raise AssertionError("never called")
 
-    place.accept(message("m1", b'{"number": "secret"}'))
-    place.work_to_the_end()
+    harness.accept(message("m1", b'{"number": "secret"}'))
+    harness.work_to_the_end()
 
-    row = place.row("m1")
+    row = harness.row("m1")
     assert row["status"] == "failed"
     assert "number" in row["last_error"]
     assert "secret" not in row["last_error"]
 
 
-def test_a_failure_costs_an_attempt_and_leaves_no_effect(either: Place) -> None:
+def test_a_failure_costs_an_attempt_and_leaves_no_effect(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -168,101 +170,101 @@ def test_a_failure_costs_an_attempt_and_leaves_no_effect(either: Place) -> None:
     assert either.states()["b"] == ("completed", 2)
 
 
-def test_attempts_run_out_by_the_rows_own_limit(place: Place) -> None:
-    @place.router.on("orders")
+def test_attempts_run_out_by_the_rows_own_limit(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent) -> None:
         raise ValueError("never")
 
-    place.accept(message("m1"), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(message("m1"), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.states() == {"m1": ("failed", 2)}
-    assert place.row("m1")["last_error"] == "gave up after 2 attempts: ValueError: never"
+    assert harness.states() == {"m1": ("failed", 2)}
+    assert harness.row("m1")["last_error"] == "gave up after 2 attempts: ValueError: never"
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_limit_that_was_lowered_meanwhile_counts(place: Place, counted: bool) -> None:
+def test_a_limit_that_was_lowered_meanwhile_counts(harness: Harness, counted: bool) -> None:
     """Neither claimed nor failed, the event would wait for ever."""
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent) -> None:
-        place.set("m1", max_attempts=1)
+        harness.set("m1", max_attempts=1)
         if not counted:
-            place.set("m1", attempts_made=1)
-        raise ValueError("later") if counted else NotNow("later")
+            harness.set("m1", attempts_made=1)
+        raise ValueError("later") if counted else RetryLater("later")
 
-    place.accept(message("m1"))
-    place.worker().run_once()
+    harness.accept(message("m1"))
+    harness.worker().run_once()
 
-    assert place.states() == {"m1": ("failed", 1)}
+    assert harness.states() == {"m1": ("failed", 1)}
 
 
-def test_a_handler_may_say_not_now(place: Place) -> None:
+def test_a_handler_may_say_not_now(harness: Harness) -> None:
     tries: list[str] = []
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent) -> None:
         tries.append(event.id)
         if len(tries) < 9:
-            raise NotNow("the ledger is closed", after=0.01)
+            raise RetryLater("the ledger is closed", after=0.01)
 
-    place.accept(message("m1"), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(message("m1"), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.states() == {"m1": ("completed", 0)}
+    assert harness.states() == {"m1": ("completed", 0)}
     assert len(tries) == 9
 
 
-def test_a_handler_may_reject_for_good(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_handler_may_reject_for_good(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent) -> None:
         raise Reject("no such customer")
 
-    place.accept(message("m1"))
-    place.work_to_the_end()
+    harness.accept(message("m1"))
+    harness.work_to_the_end()
 
-    assert place.row("m1")["last_error"] == "no such customer"
-    assert place.states() == {"m1": ("failed", 6)}
+    assert harness.row("m1")["last_error"] == "no such customer"
+    assert harness.states() == {"m1": ("failed", 6)}
 
 
 @pytest.mark.parametrize(("unhandled", "status"), [("dead", "failed"), ("skip", "completed")])
-def test_an_event_without_handler(place: Place, unhandled: str, status: str) -> None:
-    place.accept(message("m1"))
-    place.work_to_the_end(place.worker(unhandled=unhandled))
+def test_an_event_without_handler(harness: Harness, unhandled: str, status: str) -> None:
+    harness.accept(message("m1"))
+    harness.work_to_the_end(harness.worker(unhandled=unhandled))
 
-    row = place.row("m1")
+    row = harness.row("m1")
     assert row["status"] == status
     assert "there is no handler for orders from orders" in row["last_error"]
 
 
-def test_an_event_is_not_handled_before_its_time(place: Place) -> None:
-    @place.router.on("orders")
+def test_an_event_is_not_handled_before_its_time(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
 
-    place.accept(*messages(["now", "later"]))
-    place.set("later", scheduled_at=datetime.now(UTC) + timedelta(hours=1))
-    worker = place.worker()
+    harness.accept(*messages(["now", "later"]))
+    harness.set("later", scheduled_at=datetime.now(UTC) + timedelta(hours=1))
+    worker = harness.worker()
 
     assert worker.run_once() == 1
     assert worker.run_once() == 0
-    assert place.effects() == ["now"]
+    assert harness.effects() == ["now"]
     assert 0 < worker.idle_for() <= 0.5
 
 
-def test_a_worker_leaves_other_groups_alone(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_worker_leaves_other_groups_alone(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.group)
 
-    place.accept(message("m1"), group="billing")
-    place.accept(message("m1"), group="shipping")
+    harness.accept(message("m1"), group="billing")
+    harness.accept(message("m1"), group="shipping")
 
-    assert place.worker(group="shipping").run_once() == 1
-    assert place.effects() == ["shipping"]
+    assert harness.worker(group="shipping").run_once() == 1
+    assert harness.effects() == ["shipping"]
 
 
-def test_several_workers_handle_each_event_once(either: Place) -> None:
+def test_several_workers_handle_each_event_once(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -287,96 +289,96 @@ def test_several_workers_handle_each_event_once(either: Place) -> None:
     assert either.tally.value(INBOX_EVENTS_TOTAL, status="handled") == 600
 
 
-def test_run_works_until_it_is_told_to_stop(place: Place) -> None:
-    @place.router.on("orders")
+def test_run_works_until_it_is_told_to_stop(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
 
     stopping = threading.Event()
-    thread = threading.Thread(target=place.worker(poll_interval="20ms").run, args=[stopping])
+    thread = threading.Thread(target=harness.worker(poll_interval="20ms").run, args=[stopping])
     thread.start()
     try:
-        place.accept(message("a"))
-        wait_for(lambda: place.effects() == ["a"])
-        place.accept(message("b"))
-        wait_for(lambda: place.effects() == ["a", "b"])
+        harness.accept(message("a"))
+        wait_for(lambda: harness.effects() == ["a"])
+        harness.accept(message("b"))
+        wait_for(lambda: harness.effects() == ["a", "b"])
     finally:
         stopping.set()
         thread.join(10)
     assert not thread.is_alive()
 
 
-def test_who_dies_leaves_a_letter_in_the_same_transaction(place: Place) -> None:
-    @place.router.on("orders")
+def test_who_dies_leaves_a_letter_in_the_same_transaction(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent) -> None:
         raise Reject("broken")
 
     def letter(conn: psycopg.Connection[Any], event: InboxEvent, error: str) -> None:
         conn.execute("INSERT INTO effects (event, handler) VALUES (%s, %s)", [event.message_id, error])
 
-    place.accept(message("m1"))
-    settings = place.worker().settings
-    with Worker(place.database.url, place.table, place.router, settings, on_dead=letter) as worker:
+    harness.accept(message("m1"))
+    settings = harness.worker().settings
+    with Worker(harness.database.url, harness.table, harness.router, settings, on_dead=letter) as worker:
         worker.run_once()
 
-    assert place.ask("SELECT event, handler FROM effects") == [("m1", "broken")]
+    assert harness.ask("SELECT event, handler FROM effects") == [("m1", "broken")]
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 @pytest.mark.parametrize("headers", [None, "{}", "[1]", '"text"', '{"partition_key": 7}'])
 def test_rows_of_omni_boxes_own_making_are_handled_too(
-    place: Place, ordering: str, headers: str | None
+    harness: Harness, ordering: str, headers: str | None
 ) -> None:
-    @place.router.on("user.*", source="users")
+    @harness.router.on("user.*", source="users")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.payload["name"])
 
-    place.conn.execute(
+    harness.conn.execute(
         "INSERT INTO inbox_events (id, event_type, message_id, consumer_group, source, payload, headers, scheduled_at) "
         "VALUES (gen_random_uuid(), 'user.created', 'u1', 'billing', 'users', '{\"name\": \"Ada\"}', %s, now())",
         [headers],
     )
-    place.work_to_the_end(place.worker(ordering=ordering))
+    harness.work_to_the_end(harness.worker(ordering=ordering))
 
-    assert place.effects() == ["Ada"]
+    assert harness.effects() == ["Ada"]
 
 
-def test_a_failure_lets_its_neighbours_run_again_once_and_the_next_one_none(place: Place) -> None:
+def test_a_failure_lets_its_neighbours_run_again_once_and_the_next_one_none(harness: Harness) -> None:
     calls: list[str] = []
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         calls.append(event.message_id)
         write(conn, event.message_id)
         if event.message_id in ("bad", "worse"):
             raise ValueError("no")
 
-    worker = place.worker()
-    place.accept(*messages(["a", "bad", "b"]), max_attempts=1)
+    worker = harness.worker()
+    harness.accept(*messages(["a", "bad", "b"]), max_attempts=1)
     worker.run_once()
     first, calls[:] = [*calls], []
-    place.accept(*messages(["c", "worse", "d"]), max_attempts=1)
+    harness.accept(*messages(["c", "worse", "d"]), max_attempts=1)
     worker.run_once()
 
     assert first == ["a", "bad", "a", "b"]
     assert calls == ["c", "worse", "d"]
-    assert place.effects() == ["a", "b", "c", "d"]
-    assert place.states()["a"] == ("completed", 0)
-    assert place.states()["bad"] == ("failed", 1)
+    assert harness.effects() == ["a", "b", "c", "d"]
+    assert harness.states()["a"] == ("completed", 0)
+    assert harness.states()["bad"] == ("failed", 1)
 
 
-def test_a_handler_that_fails_in_the_database_is_called_once_an_attempt(place: Place) -> None:
+def test_a_handler_that_fails_in_the_database_is_called_once_an_attempt(harness: Harness) -> None:
     calls: list[str] = []
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         calls.append(event.message_id)
         conn.execute("SELECT 1 / %s", [0 if event.message_id == "bad" else 1])
         write(conn, event.message_id)
 
-    place.accept(*messages(["a", "bad", "b"]))
-    place.worker().run_once()
+    harness.accept(*messages(["a", "bad", "b"]))
+    harness.worker().run_once()
 
     assert calls == ["a", "bad", "a", "b"]
-    assert place.effects() == ["a", "b"]
-    assert place.states()["bad"] == ("pending", 1)
+    assert harness.effects() == ["a", "b"]
+    assert harness.states()["bad"] == ("pending", 1)

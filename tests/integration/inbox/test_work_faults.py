@@ -18,13 +18,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName
 from outspark.errors import HandlerHung
 from outspark.inbox import InboxEvent, Worker
 from outspark.inbox.handling.transaction import ENDED_BY_ITSELF, LEFT_ABORTED
 from outspark.observability.metrics import INBOX_HUNG_TOTAL
-from tests.integration.inbox.place import Place, message, messages, write
+from tests.integration.inbox.harness import Harness, message, messages, write
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.faults
@@ -107,7 +107,7 @@ MISDEEDS = [
 
 
 @pytest.mark.parametrize("misdeed", MISDEEDS, ids=lambda misdeed: misdeed.__name__)
-def test_a_handler_that_meddles_with_the_transaction(either: Place, misdeed: Any) -> None:
+def test_a_handler_that_meddles_with_the_transaction(either: Harness, misdeed: Any) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -122,26 +122,26 @@ def test_a_handler_that_meddles_with_the_transaction(either: Place, misdeed: Any
 
 
 @pytest.mark.parametrize("misdeed", [commit_in_sql, roll_back_and_begin])
-def test_the_error_says_what_not_to_do(place: Place, misdeed: Any) -> None:
-    @place.router.on("orders")
+def test_the_error_says_what_not_to_do(harness: Harness, misdeed: Any) -> None:
+    @harness.router.on("orders")
     def handle(conn: psycopg.Connection[Any]) -> None:
         misdeed(conn)
 
-    place.accept(message("bad"), max_attempts=1)
-    place.work_to_the_end()
+    harness.accept(message("bad"), max_attempts=1)
+    harness.work_to_the_end()
 
-    assert ENDED_BY_ITSELF in place.row("bad")["last_error"]
+    assert ENDED_BY_ITSELF in harness.row("bad")["last_error"]
 
 
-def test_an_aborted_transaction_is_named(place: Place) -> None:
-    @place.router.on("orders")
+def test_an_aborted_transaction_is_named(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(conn: psycopg.Connection[Any]) -> None:
         leave_aborted(conn)
 
-    place.accept(message("bad"), max_attempts=1)
-    place.work_to_the_end()
+    harness.accept(message("bad"), max_attempts=1)
+    harness.work_to_the_end()
 
-    assert LEFT_ABORTED in place.row("bad")["last_error"]
+    assert LEFT_ABORTED in harness.row("bad")["last_error"]
 
 
 async def async_commit(conn: psycopg.AsyncConnection[Any]) -> None:
@@ -192,40 +192,40 @@ ASYNC_MISDEEDS = [
 
 
 @pytest.mark.parametrize("misdeed", ASYNC_MISDEEDS, ids=lambda misdeed: misdeed.__name__)
-def test_an_async_handler_that_meddles_with_the_transaction(place: Place, misdeed: Any) -> None:
-    @place.router.on("orders")
+def test_an_async_handler_that_meddles_with_the_transaction(harness: Harness, misdeed: Any) -> None:
+    @harness.router.on("orders")
     async def handle(event: InboxEvent, conn: psycopg.AsyncConnection[Any]) -> None:
         await conn.execute("INSERT INTO effects (event) VALUES (%s)", [event.message_id])
         if event.message_id == "bad":
             await misdeed(conn)
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=2)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=2)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c", "d"]
-    assert place.states() == {**dict.fromkeys("abcd", ("completed", 0)), "bad": ("failed", 2)}
+    assert harness.effects() == ["a", "b", "c", "d"]
+    assert harness.states() == {**dict.fromkeys("abcd", ("completed", 0)), "bad": ("failed", 2)}
 
 
-def test_a_deferred_constraint_fails_only_its_own_event(place: Place) -> None:
-    place.conn.execute("CREATE TABLE customers (name text PRIMARY KEY)")
-    place.conn.execute(
+def test_a_deferred_constraint_fails_only_its_own_event(harness: Harness) -> None:
+    harness.conn.execute("CREATE TABLE customers (name text PRIMARY KEY)")
+    harness.conn.execute(
         "CREATE TABLE invoices (customer text REFERENCES customers DEFERRABLE INITIALLY DEFERRED)"
     )
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         if event.message_id == "bad":
             conn.execute("INSERT INTO invoices VALUES ('nobody')")
         write(conn, event.message_id)
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=1)
-    place.work_to_the_end()
+    harness.accept(*messages(NEIGHBOURS), max_attempts=1)
+    harness.work_to_the_end()
 
-    assert place.effects() == ["a", "b", "c", "d"]
-    assert "ForeignKeyViolation" in place.row("bad")["last_error"]
+    assert harness.effects() == ["a", "b", "c", "d"]
+    assert "ForeignKeyViolation" in harness.row("bad")["last_error"]
 
 
-def test_a_handler_that_hangs_in_python_is_left_behind(either: Place) -> None:
+def test_a_handler_that_hangs_in_python_is_left_behind(either: Harness) -> None:
     forever = threading.Event()
 
     @either.router.on("orders")
@@ -245,23 +245,23 @@ def test_a_handler_that_hangs_in_python_is_left_behind(either: Place) -> None:
     assert either.tally.value(INBOX_HUNG_TOTAL) == 2
 
 
-def test_a_handler_that_hangs_in_the_database_is_ended(place: Place) -> None:
-    @place.router.on("orders", timeout=timedelta(milliseconds=300))
+def test_a_handler_that_hangs_in_the_database_is_ended(harness: Harness) -> None:
+    @harness.router.on("orders", timeout=timedelta(milliseconds=300))
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         conn.execute("SELECT pg_sleep(600)")
 
-    place.accept(message("bad"), max_attempts=1)
-    place.work_to_the_end()
+    harness.accept(message("bad"), max_attempts=1)
+    harness.work_to_the_end()
 
-    assert place.states() == {"bad": ("failed", 1)}
+    assert harness.states() == {"bad": ("failed", 1)}
     query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%pg_sleep(600)%%' AND pid <> pg_backend_pid()"
-    wait_for(lambda: place.ask(query) == [(0,)], what="the end of the session")
+    wait_for(lambda: harness.ask(query) == [(0,)], what="the end of the session")
 
 
-def test_an_async_handler_that_hangs_is_cancelled(place: Place) -> None:
+def test_an_async_handler_that_hangs_is_cancelled(harness: Harness) -> None:
     cancelled: list[str] = []
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     async def handle(event: InboxEvent, conn: psycopg.AsyncConnection[Any]) -> None:
         await conn.execute("INSERT INTO effects (event) VALUES (%s)", [event.message_id])
         if event.message_id == "bad":
@@ -270,40 +270,40 @@ def test_an_async_handler_that_hangs_is_cancelled(place: Place) -> None:
             finally:
                 cancelled.append(event.message_id)
 
-    place.accept(*messages(NEIGHBOURS), max_attempts=2)
-    place.work_to_the_end(place.worker(timeout="200ms"))
+    harness.accept(*messages(NEIGHBOURS), max_attempts=2)
+    harness.work_to_the_end(harness.worker(timeout="200ms"))
 
-    assert place.effects() == ["a", "b", "c", "d"]
+    assert harness.effects() == ["a", "b", "c", "d"]
     assert cancelled == ["bad", "bad"]
-    assert place.tally.value(INBOX_HUNG_TOTAL) == 0
+    assert harness.tally.value(INBOX_HUNG_TOTAL) == 0
 
 
-def test_a_worker_with_too_many_hung_handlers_gives_up(place: Place) -> None:
+def test_a_worker_with_too_many_hung_handlers_gives_up(harness: Harness) -> None:
     forever = threading.Event()
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle() -> None:
         forever.wait()
 
-    place.accept(*messages("abc"))
-    worker = place.worker(timeout="100ms", max_hung=2, transaction_size=1)
+    harness.accept(*messages("abc"))
+    worker = harness.worker(timeout="100ms", max_hung=2, transaction_size=1)
 
     with pytest.raises(HandlerHung, match="start its process again"):
         worker.run_once()
     forever.set()
 
-    counted = [attempts for _, attempts in place.states().values()]
+    counted = [attempts for _, attempts in harness.states().values()]
     assert sorted(counted) == [0, 1, 1]
 
 
-def test_a_lock_that_was_taken_away_undoes_the_effects(either: Place) -> None:
+def test_a_lock_that_was_taken_away_undoes_the_effects(either: Harness) -> None:
     table = TableName.parse(either.table).within("public")
 
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
         if event.message_id == "b" and event.attempts == 0 and not taken:
-            taken.extend(InboxUpkeep(table).unlock(either.conn, [event.id], "it seems to hang"))
+            taken.extend(InboxMaintenance(table).unlock(either.conn, [event.id], "it seems to hang"))
 
     taken: list[str] = []
     either.accept(*messages(["a", "b", "c"]))
@@ -320,33 +320,33 @@ def test_a_lock_that_was_taken_away_undoes_the_effects(either: Place) -> None:
     assert either.effects() == ["a", "c", "b"]
 
 
-def test_a_running_handlers_locks_are_refreshed(place: Place) -> None:
+def test_a_running_handlers_locks_are_refreshed(harness: Harness) -> None:
     go_on = threading.Event()
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
         go_on.wait(20)
 
-    place.accept(*messages(["a", "b"]))
-    worker = place.worker(lease="1s")
+    harness.accept(*messages(["a", "b"]))
+    worker = harness.worker(lease="1s")
     thread = threading.Thread(target=worker.run_once)
     thread.start()
     try:
-        wait_for(lambda: place.row("b")["locked_at"] is not None)
-        first = place.row("b")["locked_at"]
-        wait_for(lambda: (place.row("b")["locked_at"] - first) > timedelta(seconds=1.5))
+        wait_for(lambda: harness.row("b")["locked_at"] is not None)
+        first = harness.row("b")["locked_at"]
+        wait_for(lambda: (harness.row("b")["locked_at"] - first) > timedelta(seconds=1.5))
         # Another worker that looks for stale locks finds none.
-        assert place.worker(lease="1s").run_once() == 0
+        assert harness.worker(lease="1s").run_once() == 0
     finally:
         go_on.set()
         thread.join(20)
 
-    assert place.effects() == ["a", "b"]
-    assert set(place.states().values()) == {("completed", 0)}
+    assert harness.effects() == ["a", "b"]
+    assert set(harness.states().values()) == {("completed", 0)}
 
 
-def test_a_stale_lock_of_a_foreign_worker_is_given_back_and_counted(either: Place) -> None:
+def test_a_stale_lock_of_a_foreign_worker_is_given_back_and_counted(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
@@ -361,81 +361,81 @@ def test_a_stale_lock_of_a_foreign_worker_is_given_back_and_counted(either: Plac
     assert either.states() == {"stale": ("completed", 1), "fresh": ("pending", 0)}
 
 
-def test_a_stale_lock_at_the_last_attempt_is_the_end(place: Place) -> None:
-    place.accept(message("m1"), max_attempts=1)
-    place.lock("m1", "omni-box-worker-1", timedelta(minutes=5))
-    place.worker().run_once()
+def test_a_stale_lock_at_the_last_attempt_is_the_end(harness: Harness) -> None:
+    harness.accept(message("m1"), max_attempts=1)
+    harness.lock("m1", "omni-box-worker-1", timedelta(minutes=5))
+    harness.worker().run_once()
 
-    assert place.states() == {"m1": ("failed", 1)}
-    assert place.row("m1")["last_error"] == "lock of omni-box-worker-1 ran out"
+    assert harness.states() == {"m1": ("failed", 1)}
+    assert harness.row("m1")["last_error"] == "lock of omni-box-worker-1 ran out"
 
 
-def test_a_lost_database_connection_counts_no_attempt(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_lost_database_connection_counts_no_attempt(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
         if not struck:
             struck.append(1)
-            place.conn.execute(
+            harness.conn.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE application_name LIKE 'outspark inbox%%' AND datname = current_database()"
             )
 
     struck: list[int] = []
-    place.accept(*messages(["a", "b"]))
-    worker = place.worker()
+    harness.accept(*messages(["a", "b"]))
+    worker = harness.worker()
     with pytest.raises(psycopg.OperationalError):
         worker.run_once()
 
-    place.work_to_the_end(worker)
-    assert place.effects() == ["a", "b"]
-    assert set(place.states().values()) == {("completed", 0)}
+    harness.work_to_the_end(worker)
+    assert harness.effects() == ["a", "b"]
+    assert set(harness.states().values()) == {("completed", 0)}
 
 
-def test_a_session_that_ended_while_nobody_needed_it_counts_no_attempt(place: Place) -> None:
-    @place.router.on("orders")
+def test_a_session_that_ended_while_nobody_needed_it_counts_no_attempt(harness: Harness) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, event.message_id)
 
-    worker = place.worker()
-    place.accept(message("a"))
+    worker = harness.worker()
+    harness.accept(message("a"))
     worker.run_once()
-    ended = place.ask(
+    ended = harness.ask(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
         "WHERE application_name LIKE 'outspark inbox%% handlers' AND datname = current_database()"
     )
-    place.accept(message("b"))
+    harness.accept(message("b"))
     worker.run_once()
 
     assert ended == [(True,)]
-    assert place.effects() == ["a", "b"]
-    assert set(place.states().values()) == {("completed", 0)}
+    assert harness.effects() == ["a", "b"]
+    assert set(harness.states().values()) == {("completed", 0)}
 
 
 @pytest.fixture
-def one_session(place: Place) -> Iterator[str]:
+def one_session(harness: Harness) -> Iterator[str]:
     """A role that may have a single session, which is the worker's own."""
     role = f"single_{os.getpid()}"
-    place.conn.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())
-    place.conn.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}".encode())
+    harness.conn.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())
+    harness.conn.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}".encode())
     yield role
-    place.close()
-    place.conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+    harness.close()
+    harness.conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_a_handler_that_gets_no_session_counts_no_attempt(place: Place, one_session: str) -> None:
-    @place.router.on("orders")
+def test_a_handler_that_gets_no_session_counts_no_attempt(harness: Harness, one_session: str) -> None:
+    @harness.router.on("orders")
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         raise AssertionError("never called")
 
-    place.accept(message("a"))
-    url = place.database.url.replace("postgres@", f"{one_session}@")
-    with Worker(url, place.table, place.router, place.worker().settings) as worker:
+    harness.accept(message("a"))
+    url = harness.database.url.replace("postgres@", f"{one_session}@")
+    with Worker(url, harness.table, harness.router, harness.worker().settings) as worker:
         with pytest.raises(psycopg.OperationalError, match="too many connections"):
             worker.run_once()
 
-    assert place.states() == {"a": ("pending", 0)}
-    assert place.row("a")["locked_by"] is None
+    assert harness.states() == {"a": ("pending", 0)}
+    assert harness.row("a")["locked_by"] is None
 
 
 KILLER = """
@@ -452,7 +452,7 @@ def handle(event: InboxEvent, conn: psycopg.Connection) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 settings = WorkSettings.model_validate({
-    "group": "billing", "upkeep_interval": "20ms", "retry": {"base_delay": "20ms", "jitter": 0},
+    "group": "billing", "maintenance_interval": "20ms", "retry": {"base_delay": "20ms", "jitter": 0},
 })
 with Worker(sys.argv[1], sys.argv[2], router, settings) as worker:
     while worker.run_once():
@@ -461,7 +461,7 @@ with Worker(sys.argv[1], sys.argv[2], router, settings) as worker:
 
 
 def test_an_event_that_kills_its_process_ends_as_dead_and_takes_nobody_along(
-    either: Place, tmp_path: Path
+    either: Harness, tmp_path: Path
 ) -> None:
     script = tmp_path / "killer.py"
     script.write_text(KILLER)

@@ -53,7 +53,7 @@ def table(database: Database) -> Outboxes:
 
 @pytest.fixture
 def maintenance(database: Database, table: Outboxes) -> Maintenance:
-    return Maintenance(database.connect(), CONTRACT.upkeep(TABLE))
+    return Maintenance(database.connect(), CONTRACT.maintenance(TABLE))
 
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -312,4 +312,4 @@ def test_maintenance_refuses_a_connection_in_a_transaction(database: Database) -
     with psycopg.connect(database.url) as conn:
         conn.execute("SELECT 1")
         with pytest.raises(RuntimeError, match="a connection without an open transaction"):
-            Maintenance(conn, CONTRACT.upkeep(TABLE)).stats()
+            Maintenance(conn, CONTRACT.maintenance(TABLE)).stats()

@@ -15,9 +15,9 @@ from outspark.delivery.destination import Destination
 from outspark.event import Message
 from outspark.outcome import Outcome
 from outspark.relay.lane import Lane
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.omnibox_place import OmniboxPlace
-from tests.integration.relay.place import Place
+from tests.integration.relay.harness import Harness
+from tests.integration.relay.jeap_harness import JeapHarness
+from tests.integration.relay.omnibox_harness import OmniboxHarness
 from tests.waiting import wait_for
 
 KEYS, BATCH, SOUND = 20, 100, 200
@@ -79,7 +79,7 @@ class Counted:
 class Backlog:
     """Events for the topic `gone`, and on demand some for another one, `sound`."""
 
-    place: Place
+    harness: Harness
     publisher: Counted
     size: int
     gone: str
@@ -88,39 +88,43 @@ class Backlog:
     """How often the topic is tried before it comes back."""
 
     def __post_init__(self) -> None:
-        self.place.timeout = 3.0
-        self.place.source["batch_size"] = BATCH
+        self.harness.timeout = 3.0
+        self.harness.source["batch_size"] = BATCH
         self.write(self.gone, self.size)
         if self.sound is not None:
             self.write(self.sound, SOUND)
 
     def write(self, topic: str, count: int) -> None:
-        statement = {JeapPlace: JEAP, OmniboxPlace: OMNIBOX}.get(type(self.place), OPENOUTBOX)
-        self.place.conn.execute(statement, {"topic": topic, "count": count, "keys": KEYS})
+        statement = {JeapHarness: JEAP, OmniboxHarness: OMNIBOX}.get(type(self.harness), OPENOUTBOX)
+        self.harness.conn.execute(statement, {"topic": topic, "count": count, "keys": KEYS})
 
     def lane(self) -> Lane:
-        (name,) = self.place.brokers
-        return Lane(self.place.spec(), {name: Destination(name, self.publisher, self.place.timeout)})
+        (name,) = self.harness.brokers
+        return Lane(self.harness.spec(), {name: Destination(name, self.publisher, self.harness.timeout)})
 
     def await_outage(self) -> None:
         """Until the fault is known, has been probed, and all that goes elsewhere is through."""
         wait_for(lambda: self.publisher.calls[self.gone] >= self.tries_while_away, timeout=30, what="probes")
-        wait_for(lambda: self.place.waiting() <= self.size, timeout=30, what="the events of the other topic")
+        wait_for(
+            lambda: self.harness.waiting() <= self.size, timeout=30, what="the events of the other topic"
+        )
 
     def await_drained(self) -> None:
         started = time.monotonic()
-        wait_for(lambda: not self.place.waiting(), timeout=30 + self.size / 50, what="the end of the backlog")
+        wait_for(
+            lambda: not self.harness.waiting(), timeout=30 + self.size / 50, what="the end of the backlog"
+        )
         print(f"{self.size} events drained {time.monotonic() - started:.1f} s after {self.gone} was back")
 
     def tallies(self) -> Counter[tuple[str, int]]:
         """How many events are in which state, with how many attempts."""
-        return Counter(self.place.states().values()) if self.sound is None else Counter(self._rows())
+        return Counter(self.harness.states().values()) if self.sound is None else Counter(self._rows())
 
     def _rows(self) -> list[tuple[str, int]]:
-        table = "outbox_events" if isinstance(self.place, OmniboxPlace) else "openoutbox_events"
-        attempts = "attempts_made" if isinstance(self.place, OmniboxPlace) else "attempts"
+        table = "outbox_events" if isinstance(self.harness, OmniboxHarness) else "openoutbox_events"
+        attempts = "attempts_made" if isinstance(self.harness, OmniboxHarness) else "attempts"
         return [
-            (status, tries) for status, tries in self.place.ask(f"SELECT status, {attempts} FROM {table}")
+            (status, tries) for status, tries in self.harness.ask(f"SELECT status, {attempts} FROM {table}")
         ]
 
 
@@ -141,7 +145,7 @@ def goes_and_comes_back(
     most_tries: int = MOST_TRIES,
 ) -> None:
     """While the topic is away nothing of it dies or counts an attempt; once it is back, all is delivered."""
-    with backlog.place.working(backlog.lane()):
+    with backlog.harness.working(backlog.lane()):
         backlog.await_outage()
         waiting = {state for state in backlog.tallies() if state[0].upper() not in ("DELIVERED", "COMPLETED")}
         assert {status.upper() for status, _ in waiting} <= {"PENDING", "DELIVERING"}

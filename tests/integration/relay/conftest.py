@@ -7,26 +7,26 @@ from collections.abc import Iterator
 import pytest
 
 from tests.databases import Database
-from tests.integration.relay.jeap_place import JeapPlace, open_jeap_place
-from tests.integration.relay.place import Place, close_place, open_place
+from tests.integration.relay.harness import Harness, close_harness, open_harness
+from tests.integration.relay.jeap_harness import JeapHarness, open_jeap_harness
 
 
 @pytest.fixture
-def place(database: Database) -> Iterator[Place]:
-    place = open_place(database)
-    yield place
-    close_place(place)
+def harness(database: Database) -> Iterator[Harness]:
+    harness = open_harness(database)
+    yield harness
+    close_harness(harness)
 
 
 @pytest.fixture(params=["row", "slot"])
-def leased(request: pytest.FixtureRequest, place: Place) -> Place:
+def leased(request: pytest.FixtureRequest, harness: Harness) -> Harness:
     """A place for each way of leasing."""
-    place.source["lease"] = request.param
-    return place
+    harness.source["lease"] = request.param
+    return harness
 
 
 @pytest.fixture
-def jeap(database: Database) -> Iterator[JeapPlace]:
-    place = open_jeap_place(database)
-    yield place
-    close_place(place)
+def jeap(database: Database) -> Iterator[JeapHarness]:
+    harness = open_jeap_harness(database)
+    yield harness
+    close_harness(harness)

@@ -14,9 +14,9 @@ from outspark.outcome import DELIVERED, Outcome, Retry
 from outspark.relay.loop import SourceLoop
 from outspark.relay.waking import Doorbell
 from tests.databases import Database
-from tests.integration.relay.jeap_place import open_jeap_place
-from tests.integration.relay.omnibox_place import open_omnibox_place
-from tests.integration.relay.place import Broker, Place, close_place, open_place
+from tests.integration.relay.harness import Broker, Harness, close_harness, open_harness
+from tests.integration.relay.jeap_harness import open_jeap_harness
+from tests.integration.relay.omnibox_harness import open_omnibox_harness
 from tests.waiting import wait_for
 
 EVENTS, KEYS = 64, 8
@@ -105,13 +105,13 @@ def _size(message: Message) -> int:
 class Heavy:
     """A place of one contract with a backlog that is too large for one claim."""
 
-    place: Place
+    harness: Harness
     contract: str
     scales: Scales
 
     def write(self, first: int, last: int, size: int = LARGE) -> None:
         given = {"first": first, "last": last, "size": size, "keys": KEYS}
-        self.place.conn.execute(FILL[self.contract], given)
+        self.harness.conn.execute(FILL[self.contract], given)
 
     def assert_bounded(self, bound: int = BOUND) -> None:
         """All but the last of each batch are less than the bound, and no batch is much smaller than it could be."""
@@ -119,46 +119,46 @@ class Heavy:
         assert len(self.scales.sizes) <= EVENTS // 2, self.scales.sizes
 
 
-def _open(database: Database, contract: str) -> Place:
+def _open(database: Database, contract: str) -> Harness:
     if contract == "jeap":
-        return open_jeap_place(database)
-    return open_omnibox_place(database) if contract == "omnibox" else open_place(database)
+        return open_jeap_harness(database)
+    return open_omnibox_harness(database) if contract == "omnibox" else open_harness(database)
 
 
 @pytest.fixture(params=WAYS, ids=" ".join)
 def heavy(request: pytest.FixtureRequest, database: Database) -> Iterator[Heavy]:
     contract, ordering, lease = request.param
-    place = _open(database, contract)
-    place.source |= {"ordering": ordering, "lease": lease, "batch_bytes": BOUND, "poll_interval": LONG_POLL}
+    harness = _open(database, contract)
+    harness.source |= {"ordering": ordering, "lease": lease, "batch_bytes": BOUND, "poll_interval": LONG_POLL}
     scales = Scales()
-    place.brokers["broker"] = scales
-    yield Heavy(place, contract, scales)
-    close_place(place)
+    harness.brokers["broker"] = scales
+    yield Heavy(harness, contract, scales)
+    close_harness(harness)
 
 
 def test_each_batch_is_within_the_bound_and_all_arrive_in_order(heavy: Heavy) -> None:
     heavy.write(0, EVENTS - 1)
-    if heavy.place.source["lease"] == "row":
-        heavy.scales.marked = lambda: int(heavy.place.ask(MARKED[heavy.contract])[0][0])
+    if heavy.harness.source["lease"] == "row":
+        heavy.scales.marked = lambda: int(heavy.harness.ask(MARKED[heavy.contract])[0][0])
 
-    heavy.place.work_to_the_end()
+    heavy.harness.work_to_the_end()
 
     heavy.assert_bounded()
     assert len(heavy.scales.numbers) == EVENTS
-    assert heavy.scales.is_whole(ordered=heavy.place.source["ordering"] == "key")
+    assert heavy.scales.is_whole(ordered=heavy.harness.source["ordering"] == "key")
 
 
 def test_an_event_larger_than_the_bound_is_delivered(heavy: Heavy) -> None:
-    heavy.place.source["batch_bytes"] = 1000
+    heavy.harness.source["batch_bytes"] = 1000
     heavy.write(0, 9, 100)
     heavy.write(10, 11, LARGE)
     heavy.write(12, 19, 100)
 
-    heavy.place.work_to_the_end()
+    heavy.harness.work_to_the_end()
 
     heavy.assert_bounded(1000)
     assert len(heavy.scales.numbers) == 20
-    assert heavy.scales.is_whole(ordered=heavy.place.source["ordering"] == "key")
+    assert heavy.scales.is_whole(ordered=heavy.harness.source["ordering"] == "key")
 
 
 @pytest.mark.parametrize("heavy", [way for way in WAYS if way[1] == "key"], indirect=True, ids=" ".join)
@@ -166,7 +166,7 @@ def test_heads_that_are_tried_again_are_within_the_bound_too(heavy: Heavy) -> No
     heavy.write(0, 3 * KEYS - 1)
     heavy.scales.failing = set(range(KEYS))
 
-    heavy.place.work_to_the_end()
+    heavy.harness.work_to_the_end()
 
     assert all(sum(batch[:-1]) < BOUND for batch in heavy.scales.sizes), heavy.scales.sizes
     assert len(heavy.scales.numbers) == 3 * KEYS
@@ -174,33 +174,33 @@ def test_heads_that_are_tried_again_are_within_the_bound_too(heavy: Heavy) -> No
 
 
 def test_small_events_are_claimed_in_full_again_after_large_ones(heavy: Heavy) -> None:
-    heavy.place.source["batch_size"] = 40
+    heavy.harness.source["batch_size"] = 40
     heavy.write(0, 7)
     heavy.write(8, 399, 10)
 
-    heavy.place.work_to_the_end()
+    heavy.harness.work_to_the_end()
 
     assert len(heavy.scales.numbers) == 400
     assert max(map(len, heavy.scales.sizes)) == 40
-    assert heavy.scales.is_whole(ordered=heavy.place.source["ordering"] == "key")
+    assert heavy.scales.is_whole(ordered=heavy.harness.source["ordering"] == "key")
 
 
-def test_a_lane_that_the_bell_woke_does_not_sleep_over_what_it_left(leased: Place) -> None:
+def test_a_lane_that_the_bell_woke_does_not_sleep_over_what_it_left(leased: Harness) -> None:
     leased.conn.execute(doorbell_ddl(TableName("openoutbox_events"), 1).encode())
     leased.source |= {"batch_bytes": BOUND, "poll_interval": LONG_POLL, "doorbell": True}
     scales = Scales()
     leased.brokers["broker"] = scales
     with leased.working() as lane:
-        wait_for(lambda: any(_sleeps(loop) for desk in lane.desks for loop in desk.loops))
+        wait_for(lambda: any(_sleeps(loop) for session in lane.sessions for loop in session.loops))
         Heavy(leased, "openoutbox", scales).write(0, EVENTS - 1)
         wait_for(lambda: len(scales.numbers) == EVENTS, timeout=20)
 
 
 def _sleeps(loop: SourceLoop) -> bool:
-    return isinstance(loop.waking, Doorbell) and loop.waking._asleep
+    return isinstance(loop.waker, Doorbell) and loop.waker._asleep
 
 
-def test_headers_count_as_well(leased: Place) -> None:
+def test_headers_count_as_well(leased: Harness) -> None:
     leased.source |= {"batch_bytes": 256 * 1024, "poll_interval": LONG_POLL}
     scales = Scales()
     leased.brokers["broker"] = scales
@@ -214,7 +214,7 @@ def test_headers_count_as_well(leased: Place) -> None:
     assert scales.is_whole()
 
 
-def test_heads_that_are_due_are_claimed_no_more_than_a_batch_at_a_time(leased: Place) -> None:
+def test_heads_that_are_due_are_claimed_no_more_than_a_batch_at_a_time(leased: Harness) -> None:
     leased.source["batch_size"] = 10
     broker = leased.broker
     keys = [f"k{number}" for number in range(500)]

@@ -14,21 +14,21 @@ from outspark.errors import DestinationDown
 from outspark.event import Message
 from outspark.outcome import DELIVERED, HELD, Retry
 from tests.databases import Database
-from tests.integration.relay.place import Broker, Place, close_place, open_place
+from tests.integration.relay.harness import Broker, Harness, close_harness, open_harness
 from tests.waiting import wait_for
 
 
 @pytest.fixture(params=["row", "slot"])
-def two(request: pytest.FixtureRequest, database: Database) -> Iterator[Place]:
+def two(request: pytest.FixtureRequest, database: Database) -> Iterator[Harness]:
     """Events of type `left.*` and `right.*` go to brokers of these names."""
-    place = open_place(database, "left", "right")
-    place.source["lease"] = request.param
-    place.routes = [{"match": f"{name}.*", "destination": name} for name in ("left", "right")]
-    yield place
-    close_place(place)
+    harness = open_harness(database, "left", "right")
+    harness.source["lease"] = request.param
+    harness.routes = [{"match": f"{name}.*", "destination": name} for name in ("left", "right")]
+    yield harness
+    close_harness(harness)
 
 
-def test_an_outage_burns_no_attempts(leased: Place) -> None:
+def test_an_outage_burns_no_attempts(leased: Harness) -> None:
     leased.broker.down = True
     leased.enqueue("a", "b", key="k")
     leased.enqueue("c")
@@ -45,7 +45,7 @@ def test_an_outage_burns_no_attempts(leased: Place) -> None:
     assert [name for name in leased.broker.delivered() if name in "ab"] == ["a", "b"]
 
 
-def test_a_destination_that_is_down_is_only_probed(leased: Place) -> None:
+def test_a_destination_that_is_down_is_only_probed(leased: Harness) -> None:
     leased.broker.down = True
     leased.enqueue("a", key="k")
 
@@ -77,7 +77,7 @@ def test_a_probe_that_takes_long_is_made_rarely() -> None:
     assert next_probe - time.monotonic() > 0.9
 
 
-def test_the_others_go_on_when_one_of_two_is_down(two: Place) -> None:
+def test_the_others_go_on_when_one_of_two_is_down(two: Harness) -> None:
     two.brokers["left"].down = True
     two.enqueue("l1", type="left.t", key="both")
     two.enqueue("r1", type="right.t", key="both")
@@ -97,18 +97,20 @@ def test_the_others_go_on_when_one_of_two_is_down(two: Place) -> None:
     assert set(two.states().values()) == {("DELIVERED", 0)}
 
 
-def test_every_source_hears_that_a_destination_is_back(place: Place) -> None:
+def test_every_source_hears_that_a_destination_is_back(harness: Harness) -> None:
     """Each source has its own list of what waits, while the breaker is shared."""
-    place.conn.execute(ddl(TableName("second")))
-    place.more_sources["second"] = {"table": "second"}
-    place.broker.down = True
-    place.enqueue("a", key="k")
-    place.conn.execute("INSERT INTO second SELECT * FROM openoutbox_events")
+    harness.conn.execute(ddl(TableName("second")))
+    harness.more_sources["second"] = {"table": "second"}
+    harness.broker.down = True
+    harness.enqueue("a", key="k")
+    harness.conn.execute("INSERT INTO second SELECT * FROM openoutbox_events")
 
-    with place.working() as lane:
-        wait_for(lambda: lane.desks and all(loop.source.keys.down for loop in lane.desks[0].loops))
-        place.broker.down = False
-        wait_for(lambda: not place.waiting() and place.ask("SELECT status FROM second") == [("DELIVERED",)])
+    with harness.working() as lane:
+        wait_for(lambda: lane.sessions and all(loop.source.keys.down for loop in lane.sessions[0].loops))
+        harness.broker.down = False
+        wait_for(
+            lambda: not harness.waiting() and harness.ask("SELECT status FROM second") == [("DELIVERED",)]
+        )
 
 
 def test_what_stands_behind_a_closed_topic_does_not_go_out_beside_it() -> None:

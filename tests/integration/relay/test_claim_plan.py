@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from outspark import contracts
 from outspark.config.settings import SourceSettings
-from outspark.contracts.openoutbox.maintenance import REAP, OpenOutboxUpkeep
+from outspark.contracts.openoutbox.maintenance import REAP, OpenOutboxMaintenance
 from outspark.database.names import TableName
 from outspark.database.session import Connection, connect
 from outspark.database.slots import CREATE, compose
@@ -89,7 +89,7 @@ def test_a_claim_walks_the_index(
     filled: Database, ordering: Literal["key", "none"], lease: Literal["row", "slot"], blocked: list[str]
 ) -> None:
     settings = SourceSettings(url=SecretStr(filled.url), slots=8, ordering=ordering, lease=lease)
-    statements = contracts.get("openoutbox").lane_statements(TABLE, settings)
+    statements = contracts.get("openoutbox").relay_statements(TABLE, settings)
     parameters = {
         "slots": [0, 2, 4, 6],
         "blocked": blocked,
@@ -112,8 +112,8 @@ def test_a_claim_walks_the_index(
 def test_what_begins_a_shift_enters_its_index_where_it_must(filled: Database) -> None:
     """Not over all that is pending, or was ever leased: then each hand-over in a long drain would be felt."""
     settings = SourceSettings(url=SecretStr(filled.url), slots=8)
-    waiting = contracts.get("openoutbox").lane_statements(TABLE, settings).waiting
-    reap = OpenOutboxUpkeep(TABLE)._compose(REAP).as_string(None)
+    waiting = contracts.get("openoutbox").relay_statements(TABLE, settings).keys_in_backoff
+    reap = OpenOutboxMaintenance(TABLE)._compose(REAP).as_string(None)
     limits = {"lease": timedelta(minutes=3), "max_attempts": 25, "limit": 100}
     with connect(filled.url, "lane") as lane:
         for statement, parameters, condition in (
@@ -125,14 +125,14 @@ def test_what_begins_a_shift_enters_its_index_where_it_must(filled: Database) ->
             assert f"Index Cond: {condition}" in text, text
 
 
-@pytest.mark.parametrize("name", ["claim", "claim_ids", "deliver", "settle", "count"])
+@pytest.mark.parametrize("name", ["claim", "claim_ids", "deliver", "settle", "count_attempt"])
 @pytest.mark.parametrize("lease", ["row", "slot"])
 def test_a_known_event_is_found_by_its_id_whatever_the_statistics_say(
     burst: Connection, lease: Literal["row", "slot"], name: str
 ) -> None:
     """By an index on the status that is taken for empty, a claim of 1,000 in a backlog of 50,000 takes ten seconds."""
     settings = SourceSettings(url=SecretStr("postgresql://"), slots=8, lease=lease)
-    statement = getattr(contracts.get("openoutbox").lane_statements(TABLE, settings), name)
+    statement = getattr(contracts.get("openoutbox").relay_statements(TABLE, settings), name)
     ids = [str(uuid4()) for _ in range(500)]
     parameters = {
         "slots": [0, 2, 4, 6],
@@ -142,7 +142,7 @@ def test_a_known_event_is_found_by_its_id_whatever_the_statistics_say(
         "limit": 500,
         "token": "t",
         "ids": ids,
-        "states": ["ready"] * 500,
+        "states": ["pending"] * 500,
         "counts": [0] * 500,
         "waits": [None] * 500,
         "errors": [None] * 500,

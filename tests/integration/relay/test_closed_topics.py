@@ -14,9 +14,9 @@ from outspark.event import Message
 from outspark.outcome import Dead, Outcome, Retry
 from outspark.relay.lane import Lane
 from tests.databases import Database
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.omnibox_place import open_omnibox_place
-from tests.integration.relay.place import Broker, Place, close_place
+from tests.integration.relay.harness import Broker, Harness, close_harness
+from tests.integration.relay.jeap_harness import JeapHarness
+from tests.integration.relay.omnibox_harness import open_omnibox_harness
 from tests.waiting import wait_for
 
 
@@ -39,12 +39,12 @@ def closed(lane: Lane) -> set[str]:
     return {topic for destination in lane.destinations.values() for topic in destination.topics}
 
 
-def count(place: Place, state: str) -> int:
-    return sum(found == state for found, _ in place.states().values())
+def count(harness: Harness, state: str) -> int:
+    return sum(found == state for found, _ in harness.states().values())
 
 
 @pytest.mark.parametrize("where", [0, 9], ids=["first of its batch", "last of its batch"])
-def test_one_event_that_its_endpoint_refuses_stops_no_other(leased: Place, where: int) -> None:
+def test_one_event_that_its_endpoint_refuses_stops_no_other(leased: Harness, where: int) -> None:
     leased.source["batch_size"] = 10
     leased.broker.answers["bad"] = [Retry.of_topic("missing", "HTTP 404")] * 10_000
     names = [f"good {number}" for number in range(100)]
@@ -54,7 +54,7 @@ def test_one_event_that_its_endpoint_refuses_stops_no_other(leased: Place, where
         wait_for(lambda: len(leased.broker.delivered()) == 100)
 
 
-def test_a_full_topic_leaves_the_lane_to_others_where_the_unroutable_die(leased: Place) -> None:
+def test_a_full_topic_leaves_the_lane_to_others_where_the_unroutable_die(leased: Harness) -> None:
     leased.brokers["broker"] = Moody()
     leased.source |= {"on_unroutable": "dead", "batch_size": 50}
     for number in range(300):
@@ -68,7 +68,7 @@ def test_a_full_topic_leaves_the_lane_to_others_where_the_unroutable_die(leased:
     assert count(leased, "DEAD") == 0
 
 
-def test_a_probe_burns_no_attempt_while_its_topic_is_closed(leased: Place) -> None:
+def test_a_probe_burns_no_attempt_while_its_topic_is_closed(leased: Harness) -> None:
     """It goes out before its own wait is over."""
     moody = leased.brokers["broker"] = Moody()
     leased.source["retry"] = {"base_delay": "1h", "max_delay": "1h", "max_attempts": 2, "jitter": 0.0}
@@ -85,7 +85,7 @@ def test_a_probe_burns_no_attempt_while_its_topic_is_closed(leased: Place) -> No
     assert leased.states() == {"a": ("DELIVERED", 0)}
 
 
-def test_an_event_that_fails_for_its_own_sake_dies_though_it_is_the_only_probe(leased: Place) -> None:
+def test_an_event_that_fails_for_its_own_sake_dies_though_it_is_the_only_probe(leased: Harness) -> None:
     leased.source["retry"] = {"base_delay": "10ms", "max_delay": "10ms", "max_attempts": 2, "jitter": 0.0}
     leased.broker.missing = {"t"}
     leased.broker.answers["a"] = [Retry("HTTP 500")] * 10_000
@@ -98,7 +98,7 @@ def test_an_event_that_fails_for_its_own_sake_dies_though_it_is_the_only_probe(l
 
 
 def test_a_paused_type_and_its_missing_topic_are_probed_together(
-    leased: Place, monkeypatch: pytest.MonkeyPatch
+    leased: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_guard, "FIRST_PAUSE", 0.5)
     leased.source["batch_size"] = 25
@@ -115,7 +115,7 @@ def test_a_paused_type_and_its_missing_topic_are_probed_together(
 
 
 def test_a_paused_type_stays_so_while_its_destination_is_down(
-    leased: Place, monkeypatch: pytest.MonkeyPatch
+    leased: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_guard, "FIRST_PAUSE", 0.1)
     monkeypatch.setattr(breaker, "IDLE", 0.3)
@@ -136,7 +136,7 @@ def test_a_paused_type_stays_so_while_its_destination_is_down(
     assert count(leased, "DEAD") < 70
 
 
-def test_many_closed_topics_do_not_take_the_lane(leased: Place) -> None:
+def test_many_closed_topics_do_not_take_the_lane(leased: Harness) -> None:
     leased.source["batch_size"] = 400
     names = [f"order.{number}" for number in range(400)]
     leased.broker.missing = set(names)
@@ -151,7 +151,7 @@ def test_many_closed_topics_do_not_take_the_lane(leased: Place) -> None:
         wait_for(lambda: len(leased.broker.published()) > probed + 30, what="a probe")
 
 
-def test_of_each_missing_topic_one_batch_of_jeap_fails(jeap: JeapPlace) -> None:
+def test_of_each_missing_topic_one_batch_of_jeap_fails(jeap: JeapHarness) -> None:
     """Though claims grow while all that is found waits."""
     jeap.source["batch_size"] = 20
     jeap.broker.missing = {"a", "b"}
@@ -168,7 +168,7 @@ def test_of_each_missing_topic_one_batch_of_jeap_fails(jeap: JeapPlace) -> None:
 
 
 def test_a_topic_that_nothing_waits_for_is_not_told_for_ever(
-    jeap: JeapPlace, monkeypatch: pytest.MonkeyPatch
+    jeap: JeapHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breaker, "IDLE", 0.3)
     jeap.broker.missing = {"gone"}
@@ -179,32 +179,32 @@ def test_a_topic_that_nothing_waits_for_is_not_told_for_ever(
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])
-def test_deaths_are_counted_over_shifts(place: Place, ordering: str) -> None:
+def test_deaths_are_counted_over_shifts(harness: Harness, ordering: str) -> None:
     """A minute is longer than a shift."""
-    place.source["ordering"] = ordering
+    harness.source["ordering"] = ordering
     for shift in range(6):
         for name in (f"{shift} {number}" for number in range(10)):
-            place.broker.answers[name] = [Dead("malformed")] * 3
-            place.enqueue(name, type="bad", key=name)
-        lane = place.lane()
-        place.work(lambda: not place.waiting() or _pauses(lane), lane)  # noqa: B023
-    assert 20 <= count(place, "DEAD") <= 40
+            harness.broker.answers[name] = [Dead("malformed")] * 3
+            harness.enqueue(name, type="bad", key=name)
+        lane = harness.lane()
+        harness.work(lambda: not harness.waiting() or _pauses(lane), lane)  # noqa: B023
+    assert 20 <= count(harness, "DEAD") <= 40
 
 
-def test_a_paused_type_stays_so_without_an_order(place: Place) -> None:
-    place.source |= {"batch_size": 50, "ordering": "none"}
+def test_a_paused_type_stays_so_without_an_order(harness: Harness) -> None:
+    harness.source |= {"batch_size": 50, "ordering": "none"}
     for number in range(400):
-        place.broker.answers[f"b{number}"] = [Dead("malformed")] * 3
-        place.enqueue(f"b{number}", type="bad", key=f"b{number}")
+        harness.broker.answers[f"b{number}"] = [Dead("malformed")] * 3
+        harness.enqueue(f"b{number}", type="bad", key=f"b{number}")
     for _ in range(4):
-        lane = place.lane()
-        place.work(lambda: _pauses(lane), lane)  # noqa: B023
-    assert count(place, "DEAD") <= 60
+        lane = harness.lane()
+        harness.work(lambda: _pauses(lane), lane)  # noqa: B023
+    assert count(harness, "DEAD") <= 60
 
 
 def test_without_an_order_events_wait_by_their_topic(database: Database) -> None:
     """All are of one type."""
-    omnibox = open_omnibox_place(database)
+    omnibox = open_omnibox_harness(database)
     try:
         omnibox.source |= {"ordering": "none", "batch_size": 20, "lease": "row"}
         omnibox.broker.missing = {"gone"}
@@ -216,12 +216,12 @@ def test_without_an_order_events_wait_by_their_topic(database: Database) -> None
             omnibox.broker.missing.clear()
             wait_for(lambda: not omnibox.waiting())
     finally:
-        close_place(omnibox)
+        close_harness(omnibox)
 
 
 def test_without_an_order_another_type_of_the_same_topic_goes_on(database: Database) -> None:
     """Routes may lead it elsewhere."""
-    omnibox = open_omnibox_place(database)
+    omnibox = open_omnibox_harness(database)
     try:
         omnibox.source |= {"ordering": "none", "batch_size": 5, "lease": "row"}
         omnibox.routes = [{"match": "a", "topic": "A"}, {"match": "b", "topic": "B"}]
@@ -232,17 +232,17 @@ def test_without_an_order_another_type_of_the_same_topic_goes_on(database: Datab
         with omnibox.working():
             wait_for(lambda: len(omnibox.broker.delivered()) == 20)
     finally:
-        close_place(omnibox)
+        close_harness(omnibox)
 
 
-def _write_sound(omnibox: Place, numbers: Sequence[int]) -> None:
+def _write_sound(omnibox: Harness, numbers: Sequence[int]) -> None:
     for number in numbers:
         omnibox.write(str(number), key=f"h{number}", topic="here")  # type: ignore[attr-defined]
 
 
 def _blocked(lane: Lane) -> int:
-    return sum(len(loop.source.keys.blocked()) for desk in lane.desks for loop in desk.loops)
+    return sum(len(loop.source.keys.blocked()) for session in lane.sessions for loop in session.loops)
 
 
 def _pauses(lane: Lane) -> bool:
-    return any(loop.dispatcher.paused for desk in lane.desks for loop in desk.loops)
+    return any(loop.dispatcher.paused for session in lane.sessions for loop in session.loops)

@@ -19,7 +19,7 @@ from outspark.spark.databases import Databases
 from outspark.tools.servers.postgres import Postgres
 from tests import netns
 from tests.databases import Database
-from tests.integration.relay.place import Place, open_place
+from tests.integration.relay.harness import Harness, open_harness
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.needs("netns")
@@ -31,7 +31,7 @@ LOCKED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 
 
 
 @dataclass(slots=True)
-class Site:
+class InboxHarness:
     """A server at each end of the link; the test is at the near end."""
 
     link: netns.Link
@@ -61,7 +61,7 @@ def _server(link: netns.Link, end: str) -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def inbox_harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[InboxHarness]:
     monkeypatch.setattr(conninfo, "SILENCE", SILENCE, raising=False)
     with (
         netns.open_link() as link,
@@ -69,44 +69,49 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         _server(link, "far") as far,
         link.inside("near"),
     ):
-        yield Site(link, near, far)
+        yield InboxHarness(link, near, far)
         for url in list(process._connections):
             process.discard(url)
 
 
-def test_the_server_lets_go_of_the_locks_of_a_client_that_vanished(site: Site) -> None:
-    with closing(site.beside_far()) as beside, closing(connect(site.far_url, "a lane")) as lane:
+def test_the_server_lets_go_of_the_locks_of_a_client_that_vanished(inbox_harness: InboxHarness) -> None:
+    with (
+        closing(inbox_harness.beside_far()) as beside,
+        closing(connect(inbox_harness.far_url, "a lane")) as lane,
+    ):
         lane.execute(LOCK)
         lane.pgconn.send_query(b"SELECT pg_sleep(0.5)")
         lane.pgconn.flush()
-        site.link.cut()
+        inbox_harness.link.cut()
 
         wait_for(
             lambda: beside.execute(LOCKED).fetchone() == (0,), timeout=SILENCE + 8, what="the lock's end"
         )
 
 
-def test_a_lane_goes_on_at_the_second_host(site: Site) -> None:
-    with _places(site) as (far, near):
+def test_a_lane_goes_on_at_the_second_host(inbox_harness: InboxHarness) -> None:
+    with _places(inbox_harness) as (far, near):
         far.enqueue("at the first", key="k")
         near.enqueue("at the second", key="k")
-        url = f"postgresql://postgres@{netns.FAR}:{site.far.port},127.0.0.1:{site.near.port}/postgres"
+        url = f"postgresql://postgres@{netns.FAR}:{inbox_harness.far.port},127.0.0.1:{inbox_harness.near.port}/postgres"
         far.source["url"] = f"{url}?connect_timeout=2"
 
-        far.work(_cut_after(site, lambda: far.broker.delivered() == ["at the first"], near), timeout=20)
+        far.work(
+            _cut_after(inbox_harness, lambda: far.broker.delivered() == ["at the first"], near), timeout=20
+        )
         assert far.broker.delivered() == ["at the first", "at the second"]
 
 
-def test_a_database_that_vanished_does_not_hold_up_another_one(site: Site) -> None:
-    with _places(site) as (far, near):
-        far.source["url"] = site.far_url
+def test_a_database_that_vanished_does_not_hold_up_another_one(inbox_harness: InboxHarness) -> None:
+    with _places(inbox_harness) as (far, near):
+        far.source["url"] = inbox_harness.far_url
         far.more_sources["near"] = {"url": near.database.url}
         far.enqueue("far", key="k")
         rounds: list[float] = []
 
         def done() -> bool:
             if far.broker.delivered() == ["far"]:
-                site.link.cut()
+                inbox_harness.link.cut()
                 near.enqueue("near", key="k")
             if "near" in far.broker.delivered():
                 # What was under way when the link was cut is given up: from here on there are only connects.
@@ -119,12 +124,12 @@ def test_a_database_that_vanished_does_not_hold_up_another_one(site: Site) -> No
         assert max(after - before for before, after in pairwise(rounds)) < SILENCE / 2
 
 
-def test_the_driver_reaches_one_database_while_another_has_vanished(site: Site) -> None:
-    urls = {"far": site.far_url, "near": site.near.url()}
+def test_the_driver_reaches_one_database_while_another_has_vanished(inbox_harness: InboxHarness) -> None:
+    urls = {"far": inbox_harness.far_url, "near": inbox_harness.near.url()}
     driver = Databases("driver")
-    with closing(psycopg.connect(site.near.url(), autocommit=True)) as ear:
+    with closing(psycopg.connect(inbox_harness.near.url(), autocommit=True)) as ear:
         ear.execute("LISTEN lanes")
-        site.link.cut()
+        inbox_harness.link.cut()
         saying = threading.Thread(target=driver.say_stop, args=(urls, "lanes"))
         saying.start()
         heard = [notify.payload for notify in ear.notifies(timeout=SILENCE / 2, stop_after=1)]
@@ -133,13 +138,15 @@ def test_the_driver_reaches_one_database_while_another_has_vanished(site: Site) 
     assert heard == ["stop"]
 
 
-def _cut_after(site: Site, condition: Callable[[], bool], other: Place) -> Callable[[], bool]:
+def _cut_after(
+    inbox_harness: InboxHarness, condition: Callable[[], bool], other: Harness
+) -> Callable[[], bool]:
     cut = False
 
     def done() -> bool:
         nonlocal cut
         if not cut and condition():
-            site.link.cut()
+            inbox_harness.link.cut()
             cut = True
         return cut and not other.waiting()
 
@@ -147,11 +154,11 @@ def _cut_after(site: Site, condition: Callable[[], bool], other: Place) -> Calla
 
 
 @contextmanager
-def _places(site: Site) -> Iterator[tuple[Place, Place]]:
+def _places(inbox_harness: InboxHarness) -> Iterator[tuple[Harness, Harness]]:
     """At the far end, and at the near one."""
-    with site.link.inside("far"):
-        far = open_place(Database(site.far.url()))
-    near = open_place(Database(site.near.url()))
+    with inbox_harness.link.inside("far"):
+        far = open_harness(Database(inbox_harness.far.url()))
+    near = open_harness(Database(inbox_harness.near.url()))
     yield far, near
     far.database.close()
     near.database.close()

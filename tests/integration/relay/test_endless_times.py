@@ -18,38 +18,38 @@ from outspark.database.names import TableName
 from outspark.maintenance.operations import Maintenance, Retention
 from outspark.outcome import Dead
 from tests.databases import Database
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.omnibox_place import TABLE, OmniboxPlace, open_omnibox_place
-from tests.integration.relay.place import Place, close_place
+from tests.integration.relay.harness import Harness, close_harness
+from tests.integration.relay.jeap_harness import JeapHarness
+from tests.integration.relay.omnibox_harness import TABLE, OmniboxHarness, open_omnibox_harness
 
 STRANGE = ["-infinity", "infinity", "0044-03-15 12:00+00 BC", "20000-01-01 00:00+00"]
 
 
 @pytest.fixture(params=["plain", "with our index", "partitioned"])
-def omnibox(request: pytest.FixtureRequest, database: Database) -> Iterator[OmniboxPlace]:
-    place = open_omnibox_place(database, partitioned=request.param == "partitioned")
+def omnibox(request: pytest.FixtureRequest, database: Database) -> Iterator[OmniboxHarness]:
+    harness = open_omnibox_harness(database, partitioned=request.param == "partitioned")
     if request.param == "with our index":
-        place.conn.execute(ready_index(TABLE).encode())
-    yield place
-    close_place(place)
+        harness.conn.execute(ready_index(TABLE).encode())
+    yield harness
+    close_harness(harness)
 
 
-def maintenance(place: Place) -> Maintenance:
-    settings = place.settings().sources["outbox"]
+def maintenance(harness: Harness) -> Maintenance:
+    settings = harness.settings().sources["outbox"]
     table = TableName.parse(settings.table)
-    return Maintenance(place.database.connect(), contracts.get(settings.contract).upkeep(table))
+    return Maintenance(harness.database.connect(), contracts.get(settings.contract).maintenance(table))
 
 
-def stats(place: Place) -> Stats:
-    return maintenance(place).stats(exact=True)
+def stats(harness: Harness) -> Stats:
+    return maintenance(harness).stats(exact=True)
 
 
-def has_delivered(place: Place, *names: str) -> Callable[[], bool]:
-    return lambda: set(names) <= set(place.broker.delivered())
+def has_delivered(harness: Harness, *names: str) -> Callable[[], bool]:
+    return lambda: set(names) <= set(harness.broker.delivered())
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])
-def test_openoutbox_what_is_never_due_holds_up_nobody_else(leased: Place, ordering: str) -> None:
+def test_openoutbox_what_is_never_due_holds_up_nobody_else(leased: Harness, ordering: str) -> None:
     leased.source["ordering"] = ordering
     if ordering == "none":
         leased.source["lease"] = "row"
@@ -67,7 +67,7 @@ def test_openoutbox_what_is_never_due_holds_up_nobody_else(leased: Place, orderi
     assert (stats(leased).scheduled, stats(leased).backoff) == (1, 1)
 
 
-def test_omnibox_what_is_never_due_holds_up_nobody_else(omnibox: OmniboxPlace) -> None:
+def test_omnibox_what_is_never_due_holds_up_nobody_else(omnibox: OmniboxHarness) -> None:
     omnibox.write("1", "2", key="k")
     omnibox.write("3", "4", key="r")
     omnibox.write("5", key="o")
@@ -81,7 +81,7 @@ def test_omnibox_what_is_never_due_holds_up_nobody_else(omnibox: OmniboxPlace) -
     assert (stats(omnibox).scheduled, stats(omnibox).backoff) == (1, 1)
 
 
-def test_jeap_what_is_never_due_holds_up_nobody_else(jeap: JeapPlace) -> None:
+def test_jeap_what_is_never_due_holds_up_nobody_else(jeap: JeapHarness) -> None:
     jeap.send("never", key=b"k", send_immediately=True, schedule_after="infinity")
     jeap.send("beside", key=b"k")
     jeap.send("other", key=b"o", send_immediately=True, schedule_after="-infinity")
@@ -92,7 +92,7 @@ def test_jeap_what_is_never_due_holds_up_nobody_else(jeap: JeapPlace) -> None:
     assert stats(jeap).scheduled == 1
 
 
-def test_openoutbox_delivers_whatever_it_was_made(leased: Place) -> None:
+def test_openoutbox_delivers_whatever_it_was_made(leased: Harness) -> None:
     for number, made in enumerate(STRANGE):
         leased.enqueue(str(number), key=f"k{number}")
         leased.set(str(number), created_at=made)
@@ -103,7 +103,7 @@ def test_openoutbox_delivers_whatever_it_was_made(leased: Place) -> None:
     assert sorted(leased.broker.delivered()) == ["0", "1", "2", "3"]
 
 
-def test_omnibox_delivers_whatever_it_was_made(omnibox: OmniboxPlace) -> None:
+def test_omnibox_delivers_whatever_it_was_made(omnibox: OmniboxHarness) -> None:
     for number, made in enumerate(STRANGE):
         omnibox.write(str(number), key=f"k{number}")
         omnibox.change(str(number), created_at=made)
@@ -114,7 +114,7 @@ def test_omnibox_delivers_whatever_it_was_made(omnibox: OmniboxPlace) -> None:
     assert sorted(omnibox.broker.delivered()) == ["0", "1", "2", "3"]
 
 
-def test_jeap_delivers_whatever_it_was_made(jeap: JeapPlace) -> None:
+def test_jeap_delivers_whatever_it_was_made(jeap: JeapHarness) -> None:
     for number, made in enumerate(STRANGE):
         jeap.send(str(number), key=b"k%d" % number, created=made)
     assert stats(jeap).pending == len(STRANGE)
@@ -124,7 +124,7 @@ def test_jeap_delivers_whatever_it_was_made(jeap: JeapPlace) -> None:
     assert sorted(jeap.broker.delivered()) == ["0", "1", "2", "3"]
 
 
-def test_a_drain_of_many_batches_from_before_all_time(leased: Place) -> None:
+def test_a_drain_of_many_batches_from_before_all_time(leased: Harness) -> None:
     """The mark from which later looks begin must not pass over the rest of them."""
     leased.source["batch_size"] = 10
     names = [str(number) for number in range(200)]
@@ -136,14 +136,14 @@ def test_a_drain_of_many_batches_from_before_all_time(leased: Place) -> None:
     assert sorted(leased.broker.delivered()) == sorted(names)
 
 
-def test_ages_count_from_times_that_have_an_end(place: Place) -> None:
-    place.enqueue("a", "b", key="k")
-    place.set("a", created_at="-infinity", available_at="-infinity")
-    place.conn.execute(
+def test_ages_count_from_times_that_have_an_end(harness: Harness) -> None:
+    harness.enqueue("a", "b", key="k")
+    harness.set("a", created_at="-infinity", available_at="-infinity")
+    harness.conn.execute(
         "UPDATE openoutbox_events SET created_at = now() - interval '1 hour' WHERE payload = 'b'"
     )
 
-    seen = stats(place)
+    seen = stats(harness)
 
     assert seen.oldest_age is not None
     assert 3600 <= seen.oldest_age.total_seconds() < 3700
@@ -152,22 +152,24 @@ def test_ages_count_from_times_that_have_an_end(place: Place) -> None:
 
 
 @pytest.mark.parametrize("made", STRANGE)
-def test_dead_events_of_such_times_are_shown_requeued_and_pruned(place: Place, made: str) -> None:
-    place.enqueue("a", "b", key="k")
-    place.broker.answers = {"a": [Dead("no")], "b": [Dead("no")]}
-    place.work_to_the_end()
-    place.conn.execute(
+def test_dead_events_of_such_times_are_shown_requeued_and_pruned(harness: Harness, made: str) -> None:
+    harness.enqueue("a", "b", key="k")
+    harness.broker.answers = {"a": [Dead("no")], "b": [Dead("no")]}
+    harness.work_to_the_end()
+    harness.conn.execute(
         sql.SQL(
             "UPDATE openoutbox_events SET created_at = {0}, updated_at = least({0}::timestamptz, now())"
         ).format(made)
     )
-    upkeep = maintenance(place)
+    table_maintenance = maintenance(harness)
 
-    shown = upkeep.list_dead(DeadFilter())
+    shown = table_maintenance.list_dead(DeadFilter())
     assert len(shown) == 2
-    assert upkeep.show_dead(shown[0].id) is not None
-    assert len(upkeep.requeue(DeadFilter(ids=(shown[0].id,)))) == 1
-    place.work_to_the_end()
-    place.conn.execute("UPDATE openoutbox_events SET delivered_at = '-infinity' WHERE status = 'DELIVERED'")
-    *_, pruned = upkeep.prune(Retention(delivered=timedelta(days=1), dead=timedelta(days=1)), batch=1)
+    assert table_maintenance.show_dead(shown[0].id) is not None
+    assert len(table_maintenance.requeue(DeadFilter(ids=(shown[0].id,)))) == 1
+    harness.work_to_the_end()
+    harness.conn.execute("UPDATE openoutbox_events SET delivered_at = '-infinity' WHERE status = 'DELIVERED'")
+    *_, pruned = table_maintenance.prune(
+        Retention(delivered=timedelta(days=1), dead=timedelta(days=1)), batch=1
+    )
     assert pruned.delivered == 1

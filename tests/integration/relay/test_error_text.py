@@ -10,8 +10,8 @@ from outspark.errors import DestinationDown
 from outspark.event import Event, Message
 from outspark.outcome import Dead, Outcome, Retry, Skipped
 from tests.databases import Database
-from tests.integration.relay.omnibox_place import OmniboxPlace, open_omnibox_place
-from tests.integration.relay.place import Broker, Place, close_place
+from tests.integration.relay.harness import Broker, Harness, close_harness
+from tests.integration.relay.omnibox_harness import OmniboxHarness, open_omnibox_harness
 
 TEXTS = {"nul": "a \0 b", "half": "a \ud800 b", "all": "\0\udfff" * 500_000}
 KEPT = {"nul": "a \ufffd b", "half": "a ? b", "all": "\ufffd?"}
@@ -31,34 +31,34 @@ class Says(Broker):
 
 
 @pytest.fixture
-def omnibox(database: Database) -> Iterator[OmniboxPlace]:
-    place = open_omnibox_place(database)
-    yield place
-    close_place(place)
+def omnibox(database: Database) -> Iterator[OmniboxHarness]:
+    harness = open_omnibox_harness(database)
+    yield harness
+    close_harness(harness)
 
 
-def neighbours(place: Place) -> list[int]:
+def neighbours(harness: Harness) -> list[int]:
     """How often each of them was given to the broker."""
-    return [place.broker.published().count(name) for name in ("a", "b")]
+    return [harness.broker.published().count(name) for name in ("a", "b")]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", [Retry, Dead, Skipped])
-def test_an_answer_is_kept(place: Place, kind: type[Retry | Dead | Skipped], text: str) -> None:
-    place.enqueue("a", "bad", "b")
-    place.broker.answers["bad"] = [kind(TEXTS[text])] * 3
+def test_an_answer_is_kept(harness: Harness, kind: type[Retry | Dead | Skipped], text: str) -> None:
+    harness.enqueue("a", "bad", "b")
+    harness.broker.answers["bad"] = [kind(TEXTS[text])] * 3
 
-    place.work(lambda: place.states()["bad"] != ("PENDING", 0))
+    harness.work(lambda: harness.states()["bad"] != ("PENDING", 0))
 
-    assert neighbours(place) == [1, 1]
-    place.work_to_the_end()
-    assert neighbours(place) == [1, 1]
-    assert KEPT[text] in place.error("bad")
-    assert len(place.error("bad")) <= 2000
+    assert neighbours(harness) == [1, 1]
+    harness.work_to_the_end()
+    assert neighbours(harness) == [1, 1]
+    assert KEPT[text] in harness.error("bad")
+    assert len(harness.error("bad")) <= 2000
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_an_answer_is_kept_in_an_omnibox(omnibox: OmniboxPlace, text: str) -> None:
+def test_an_answer_is_kept_in_an_omnibox(omnibox: OmniboxHarness, text: str) -> None:
     omnibox.write("1", key="a")
     omnibox.write("2", key="b")
     omnibox.broker.answers["1"] = [Retry(TEXTS[text]), Dead(TEXTS[text])]
@@ -71,7 +71,7 @@ def test_an_answer_is_kept_in_an_omnibox(omnibox: OmniboxPlace, text: str) -> No
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_destination_may_be_down_with_any_words(leased: Place, text: str) -> None:
+def test_a_destination_may_be_down_with_any_words(leased: Harness, text: str) -> None:
     leased.enqueue("a", "bad", "b", key="k")
     leased.broker.answers["bad"] = [Retry(TEXTS[text], counted=False)]
 
@@ -85,12 +85,12 @@ def test_a_destination_may_be_down_with_any_words(leased: Place, text: str) -> N
 
 @pytest.mark.parametrize("error", [ValueError, DestinationDown])
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_publisher_may_raise_any_words(place: Place, error: type[Exception], text: str) -> None:
-    says = place.brokers["broker"] = Says()
+def test_a_publisher_may_raise_any_words(harness: Harness, error: type[Exception], text: str) -> None:
+    says = harness.brokers["broker"] = Says()
     says.error = error(TEXTS[text])
-    place.enqueue("bad")
+    harness.enqueue("bad")
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
     assert says.published() == ["bad", "bad"]
 
@@ -101,12 +101,12 @@ def hostile(event: Event) -> Event:
     return event
 
 
-def test_a_transform_may_raise_any_words(place: Place) -> None:
-    place.source["transform"] = f"{__name__}:hostile"
-    place.enqueue("a", "bad", "b")
+def test_a_transform_may_raise_any_words(harness: Harness) -> None:
+    harness.source["transform"] = f"{__name__}:hostile"
+    harness.enqueue("a", "bad", "b")
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert neighbours(place) == [1, 1]
-    assert place.states() == {"a": ("DELIVERED", 0), "bad": ("DEAD", 3), "b": ("DELIVERED", 0)}
-    assert "transform failed: ValueError" in place.error("bad")
+    assert neighbours(harness) == [1, 1]
+    assert harness.states() == {"a": ("DELIVERED", 0), "bad": ("DEAD", 3), "b": ("DELIVERED", 0)}
+    assert "transform failed: ValueError" in harness.error("bad")

@@ -10,7 +10,7 @@ from outspark.database import deliveries
 from outspark.database.names import TableName
 from outspark.outcome import Dead, Retry
 from tests.databases import Database
-from tests.integration.relay.place import Place, close_place, open_place
+from tests.integration.relay.harness import Harness, close_harness, open_harness
 from tests.waiting import wait_for
 
 NAMES = ("left", "middle", "right")
@@ -18,22 +18,22 @@ NO_LUCK = Retry("no luck")
 
 
 @pytest.fixture(params=["row", "slot"])
-def three(request: pytest.FixtureRequest, database: Database) -> Iterator[Place]:
+def three(request: pytest.FixtureRequest, database: Database) -> Iterator[Harness]:
     """Everything goes to three brokers at once."""
-    place = open_place(database, *NAMES)
-    place.source["lease"] = request.param
-    place.routes = [{"destination": list(NAMES)}]
-    place.conn.execute(deliveries.compose(deliveries.CREATE, TableName("openoutbox_events")).encode())
-    yield place
-    close_place(place)
+    harness = open_harness(database, *NAMES)
+    harness.source["lease"] = request.param
+    harness.routes = [{"destination": list(NAMES)}]
+    harness.conn.execute(deliveries.compose(deliveries.CREATE, TableName("openoutbox_events")).encode())
+    yield harness
+    close_harness(harness)
 
 
-def remembered(place: Place) -> set[tuple[str, int]]:
-    rows = place.conn.execute("SELECT destination, count(*) FROM outspark_deliveries GROUP BY 1").fetchall()
+def remembered(harness: Harness) -> set[tuple[str, int]]:
+    rows = harness.conn.execute("SELECT destination, count(*) FROM outspark_deliveries GROUP BY 1").fetchall()
     return set(rows)
 
 
-def test_each_destination_gets_each_event_once(three: Place) -> None:
+def test_each_destination_gets_each_event_once(three: Harness) -> None:
     three.enqueue("a", "b", "c", key="k")
     three.enqueue("d")
 
@@ -45,7 +45,7 @@ def test_each_destination_gets_each_event_once(three: Place) -> None:
     assert remembered(three) == set()
 
 
-def test_a_retry_goes_only_where_the_event_is_missing(three: Place) -> None:
+def test_a_retry_goes_only_where_the_event_is_missing(three: Harness) -> None:
     three.brokers["middle"].answers = {"a": [NO_LUCK, NO_LUCK]}
     three.enqueue("a", "b", key="k")
 
@@ -58,7 +58,7 @@ def test_a_retry_goes_only_where_the_event_is_missing(three: Place) -> None:
     assert remembered(three) == set()
 
 
-def test_what_one_destination_never_takes_is_dead_and_comes_back_only_there(three: Place) -> None:
+def test_what_one_destination_never_takes_is_dead_and_comes_back_only_there(three: Harness) -> None:
     three.brokers["right"].answers = {"a": [Dead("too large")]}
     three.enqueue("a", key="k")
     three.work_to_the_end()
@@ -75,7 +75,7 @@ def test_what_one_destination_never_takes_is_dead_and_comes_back_only_there(thre
     assert remembered(three) == set()
 
 
-def test_what_may_still_pass_elsewhere_is_tried_before_it_is_dead(three: Place) -> None:
+def test_what_may_still_pass_elsewhere_is_tried_before_it_is_dead(three: Harness) -> None:
     three.brokers["left"].answers = {"a": [Dead("never"), Dead("never")]}
     three.brokers["middle"].answers = {"a": [NO_LUCK]}
     three.enqueue("a", key="k")
@@ -86,7 +86,7 @@ def test_what_may_still_pass_elsewhere_is_tried_before_it_is_dead(three: Place) 
     assert three.brokers["middle"].delivered() == ["a"]
 
 
-def test_an_outage_of_one_loses_nothing_and_repeats_nothing(three: Place) -> None:
+def test_an_outage_of_one_loses_nothing_and_repeats_nothing(three: Harness) -> None:
     broker = three.brokers["middle"]
     broker.down = True
     with three.working() as lane:
@@ -105,7 +105,7 @@ def test_an_outage_of_one_loses_nothing_and_repeats_nothing(three: Place) -> Non
     assert remembered(three) == set()
 
 
-def test_it_survives_a_new_owner(three: Place) -> None:
+def test_it_survives_a_new_owner(three: Harness) -> None:
     """What is remembered is in the database, not in the lane."""
     three.brokers["left"].answers = {"a": [NO_LUCK]}
     three.enqueue("a", key="k")
@@ -115,12 +115,12 @@ def test_it_survives_a_new_owner(three: Place) -> None:
     assert [broker.published().count("a") for broker in three.brokers.values()] == [2, 1, 1]
 
 
-def test_without_its_table_a_lane_says_what_to_do(three: Place) -> None:
+def test_without_its_table_a_lane_says_what_to_do(three: Harness) -> None:
     three.conn.execute("DROP TABLE outspark_deliveries")
     three.enqueue("a")
     lane = three.lane()
 
-    report = three.work(lambda: any(desk.problem for desk in lane.desks), lane)
+    report = three.work(lambda: any(session.problem for session in lane.sessions), lane)
 
     assert "outspark init --apply" in report.problems[0]
     assert "CREATE TABLE IF NOT EXISTS" in report.problems[0]

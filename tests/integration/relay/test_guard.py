@@ -10,9 +10,9 @@ from outspark.delivery import dead_guard, destination
 from outspark.outcome import Dead, Retry
 from outspark.relay.lane import Lane
 from tests.databases import Database
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.omnibox_place import OmniboxPlace, open_omnibox_place
-from tests.integration.relay.place import Place, close_place
+from tests.integration.relay.harness import Harness, close_harness
+from tests.integration.relay.jeap_harness import JeapHarness
+from tests.integration.relay.omnibox_harness import OmniboxHarness, open_omnibox_harness
 from tests.waiting import wait_for
 
 EVENTS = 400
@@ -20,16 +20,16 @@ KEYS = 20
 
 
 @pytest.fixture
-def omnibox(database: Database) -> Iterator[OmniboxPlace]:
-    place = open_omnibox_place(database)
-    yield place
-    close_place(place)
+def omnibox(database: Database) -> Iterator[OmniboxHarness]:
+    harness = open_omnibox_harness(database)
+    yield harness
+    close_harness(harness)
 
 
-def enqueue(place: Place, type: str, count: int = EVENTS, keys: int = KEYS) -> list[str]:
+def enqueue(harness: Harness, type: str, count: int = EVENTS, keys: int = KEYS) -> list[str]:
     names = [f"{type} {number}" for number in range(count)]
     for number, name in enumerate(names):
-        place.enqueue(name, type=type, key=f"{type} {number % keys}")
+        harness.enqueue(name, type=type, key=f"{type} {number % keys}")
     return names
 
 
@@ -40,7 +40,7 @@ def in_order(names: list[str], delivered: list[str], keys: int = KEYS) -> bool:
     )
 
 
-def test_a_missing_topic_costs_nothing_and_holds_up_no_other(leased: Place) -> None:
+def test_a_missing_topic_costs_nothing_and_holds_up_no_other(leased: Harness) -> None:
     leased.source["batch_size"] = 50
     leased.broker.missing = {"gone"}
     lost = enqueue(leased, "gone")
@@ -61,7 +61,7 @@ def test_a_missing_topic_costs_nothing_and_holds_up_no_other(leased: Place) -> N
     assert in_order(sound, leased.broker.delivered())
 
 
-def test_an_event_behind_one_that_waits_for_its_topic_waits_too(leased: Place) -> None:
+def test_an_event_behind_one_that_waits_for_its_topic_waits_too(leased: Harness) -> None:
     leased.broker.missing = {"gone"}
     leased.enqueue("first", type="gone", key="k")
     leased.enqueue("second", type="here", key="k")
@@ -78,7 +78,7 @@ def test_an_event_behind_one_that_waits_for_its_topic_waits_too(leased: Place) -
     assert leased.broker.delivered() == ["other", "more", "first", "second", "third"]
 
 
-def test_events_without_a_key_wait_for_their_topic(leased: Place) -> None:
+def test_events_without_a_key_wait_for_their_topic(leased: Harness) -> None:
     leased.broker.missing = {"gone"}
     leased.enqueue(*(f"gone {n}" for n in range(30)), type="gone")
     leased.enqueue("here", type="here")
@@ -91,7 +91,7 @@ def test_events_without_a_key_wait_for_their_topic(leased: Place) -> None:
     assert set(leased.states().values()) == {("DELIVERED", 0)}
 
 
-def test_the_next_shift_knows_which_topic_is_missing(leased: Place) -> None:
+def test_the_next_shift_knows_which_topic_is_missing(leased: Harness) -> None:
     """Otherwise each shift would send a batch there to find out."""
     leased.source["batch_size"] = 50
     leased.broker.missing = {"gone"}
@@ -99,7 +99,7 @@ def test_the_next_shift_knows_which_topic_is_missing(leased: Place) -> None:
 
     def turn() -> Lane:
         lane = leased.lane()
-        leased.work(lambda: bool(lane.desks[0].loops) and bool(lane.destinations["broker"].topics), lane)  # type: ignore[index]
+        leased.work(lambda: bool(lane.sessions[0].loops) and bool(lane.destinations["broker"].topics), lane)  # type: ignore[index]
         return lane
 
     turn()
@@ -112,7 +112,7 @@ def test_the_next_shift_knows_which_topic_is_missing(leased: Place) -> None:
     assert in_order(names, leased.broker.delivered())
 
 
-def test_the_report_tells_what_is_closed(leased: Place) -> None:
+def test_the_report_tells_what_is_closed(leased: Harness) -> None:
     leased.broker.missing = {"gone"}
     leased.enqueue("a", type="gone", key="k")
     lane = leased.lane()
@@ -123,7 +123,7 @@ def test_the_report_tells_what_is_closed(leased: Place) -> None:
     assert report.breakers == {}
 
 
-def test_a_discarded_event_leaves_no_breaker_behind(leased: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_discarded_event_leaves_no_breaker_behind(leased: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destination, "IDLE", 0.5)
     leased.broker.missing = {"gone"}
     leased.enqueue("a", type="gone", key="k")
@@ -134,7 +134,7 @@ def test_a_discarded_event_leaves_no_breaker_behind(leased: Place, monkeypatch: 
         wait_for(lambda: not lane.destinations["broker"].topics)  # type: ignore[index]
 
 
-def test_on_demand_what_cannot_be_routed_dies(leased: Place) -> None:
+def test_on_demand_what_cannot_be_routed_dies(leased: Harness) -> None:
     leased.source["on_unroutable"] = "dead"
     leased.broker.missing = {"gone"}
     enqueue(leased, "gone", 30)
@@ -142,7 +142,7 @@ def test_on_demand_what_cannot_be_routed_dies(leased: Place) -> None:
     assert set(leased.states().values()) == {("DEAD", 1)}
 
 
-def test_a_full_topic_kills_nothing_even_on_demand(leased: Place) -> None:
+def test_a_full_topic_kills_nothing_even_on_demand(leased: Harness) -> None:
     leased.source["on_unroutable"] = "dead"
     leased.broker.answers["a"] = [Retry.of_topic("full", "no room")] * 3
     leased.enqueue("a", key="k")
@@ -150,7 +150,7 @@ def test_a_full_topic_kills_nothing_even_on_demand(leased: Place) -> None:
     assert leased.states() == {"a": ("DELIVERED", 0)}
 
 
-def test_of_a_jeap_outbox_one_batch_fails_and_the_rest_waits(jeap: JeapPlace) -> None:
+def test_of_a_jeap_outbox_one_batch_fails_and_the_rest_waits(jeap: JeapHarness) -> None:
     jeap.source["batch_size"] = 50
     jeap.broker.missing = {"gone"}
     names = [f"m{number}" for number in range(200)]
@@ -159,7 +159,10 @@ def test_of_a_jeap_outbox_one_batch_fails_and_the_rest_waits(jeap: JeapPlace) ->
 
     with jeap.working() as lane:
         wait_for(
-            lambda: [len(loop.source.keys.blocked()) for desk in lane.desks for loop in desk.loops] == [KEYS]
+            lambda: (
+                [len(loop.source.keys.blocked()) for session in lane.sessions for loop in session.loops]
+                == [KEYS]
+            )
         )
         failed = [name for name, state in jeap.states().items() if state == "INVALID_TOPIC"]
         assert 0 < len(failed) <= 50
@@ -178,7 +181,7 @@ def test_of_a_jeap_outbox_one_batch_fails_and_the_rest_waits(jeap: JeapPlace) ->
     )
 
 
-def test_a_missing_topic_on_omnibox(omnibox: OmniboxPlace) -> None:
+def test_a_missing_topic_on_omnibox(omnibox: OmniboxHarness) -> None:
     omnibox.source["batch_size"] = 50
     omnibox.broker.missing = {"gone"}
     lost = [str(number) for number in range(100)]
@@ -192,7 +195,7 @@ def test_a_missing_topic_on_omnibox(omnibox: OmniboxPlace) -> None:
     assert in_order(lost, omnibox.broker.delivered())
 
 
-def test_a_type_that_only_dies_is_paused(leased: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_that_only_dies_is_paused(leased: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_guard, "FIRST_PAUSE", 0.2)
     leased.source["batch_size"] = 50
     bad = enqueue(leased, "bad", 200, keys=200)
@@ -209,20 +212,20 @@ def test_a_type_that_only_dies_is_paused(leased: Place, monkeypatch: pytest.Monk
     assert in_order(sound, leased.broker.delivered())
 
 
-def test_a_paused_type_is_noted_for_the_next_shift(leased: Place) -> None:
+def test_a_paused_type_is_noted_for_the_next_shift(leased: Harness) -> None:
     leased.source["batch_size"] = 50
     for name in enqueue(leased, "bad", 300, keys=300):
         leased.broker.answers[name] = [Dead("malformed")] * 2
     for _ in range(3):
         lane = leased.lane()
-        report = leased.work(lambda: any(loop.dispatcher.paused for loop in lane.desks[0].loops), lane)  # noqa: B023
+        report = leased.work(lambda: any(loop.dispatcher.paused for loop in lane.sessions[0].loops), lane)  # noqa: B023
         (closed,) = report.closed
         assert closed["type"] == "bad"
         assert "malformed" in closed["reason"]
     assert sum(state == "DEAD" for state, _ in leased.states().values()) <= 60
 
 
-def test_a_few_bad_events_among_good_ones_still_die(leased: Place) -> None:
+def test_a_few_bad_events_among_good_ones_still_die(leased: Harness) -> None:
     names = enqueue(leased, "t", 300)
     for name in names[::6]:
         leased.broker.answers[name] = [Dead("malformed")]
@@ -230,7 +233,7 @@ def test_a_few_bad_events_among_good_ones_still_die(leased: Place) -> None:
     assert sum(state == "DEAD" for state, _ in leased.states().values()) == 50
 
 
-def test_without_the_guard_the_backlog_dies(leased: Place) -> None:
+def test_without_the_guard_the_backlog_dies(leased: Harness) -> None:
     """The broken variant: it shows that the tests above see a guard at work."""
     leased.source["dead_guard"] = {"enabled": False}
     leased.source["batch_size"] = 50

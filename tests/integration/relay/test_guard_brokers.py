@@ -30,9 +30,9 @@ from tests.integration.relay.backlog import (
     assert_in_order,
     goes_and_comes_back,
 )
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.omnibox_place import OmniboxPlace, open_omnibox_place
-from tests.integration.relay.place import Place, close_place
+from tests.integration.relay.harness import Harness, close_harness
+from tests.integration.relay.jeap_harness import JeapHarness
+from tests.integration.relay.omnibox_harness import OmniboxHarness, open_omnibox_harness
 from tests.waiting import wait_for
 
 pytestmark = [
@@ -93,42 +93,42 @@ def queue(rabbitmq: RabbitMQ) -> Iterator[RabbitMQRig]:
 
 
 @pytest.fixture
-def omnibox(database: Database) -> Iterator[OmniboxPlace]:
-    place = open_omnibox_place(database)
-    yield place
-    close_place(place)
+def omnibox(database: Database) -> Iterator[OmniboxHarness]:
+    harness = open_omnibox_harness(database)
+    yield harness
+    close_harness(harness)
 
 
 def test_a_nats_stream_that_is_missing(
-    place: Place, stream: NatsRig, lost_stream: NatsRig, size: int, caplog: Log
+    harness: Harness, stream: NatsRig, lost_stream: NatsRig, size: int, caplog: Log
 ) -> None:
-    backlog = Backlog(place, Counted(stream.open()), size, lost_stream.topic, stream.topic)
+    backlog = Backlog(harness, Counted(stream.open()), size, lost_stream.topic, stream.topic)
     goes_and_comes_back(backlog, lost_stream.create_stream, caplog)
     assert_in_order([each.payload for each in lost_stream.read()], size)
     assert_in_order([each.payload for each in stream.read()], SOUND)
 
 
 def test_a_nats_stream_that_is_full(
-    place: Place, stream: NatsRig, size: int, nats_server: Nats, caplog: Log
+    harness: Harness, stream: NatsRig, size: int, nats_server: Nats, caplog: Log
 ) -> None:
     with closing(NatsRig(nats_server)) as full:
         full.update_stream(max_msgs=50, discard=DiscardPolicy.NEW)
-        backlog = Backlog(place, Counted(stream.open()), size, full.topic, stream.topic)
+        backlog = Backlog(harness, Counted(stream.open()), size, full.topic, stream.topic)
         goes_and_comes_back(backlog, lambda: full.update_stream(max_msgs=-1), caplog, most_tries=2 * BATCH)
         assert_in_order([each.payload for each in full.read()], size)
     assert_in_order([each.payload for each in stream.read()], SOUND)
 
 
-def test_a_kafka_topic_that_is_missing(place: Place, kafka: KafkaRig, size: int, caplog: Log) -> None:
+def test_a_kafka_topic_that_is_missing(harness: Harness, kafka: KafkaRig, size: int, caplog: Log) -> None:
     gone = f"{kafka.topic}.gone"
-    backlog = Backlog(place, Counted(kafka.open(**NO_CREATION)), size, gone, kafka.topic)
+    backlog = Backlog(harness, Counted(kafka.open(**NO_CREATION)), size, gone, kafka.topic)
     goes_and_comes_back(backlog, lambda: kafka.create_topic(gone), caplog)
     assert_in_order([record.value() or b"" for record in records(kafka.server, gone)], size)
     assert_in_order([record.value() or b"" for record in records(kafka.server, kafka.topic)], SOUND)
 
 
 def test_a_rabbitmq_queue_that_is_missing(
-    place: Place, queue: RabbitMQRig, rabbitmq: RabbitMQ, size: int, caplog: Log
+    harness: Harness, queue: RabbitMQRig, rabbitmq: RabbitMQ, size: int, caplog: Log
 ) -> None:
     with closing(RabbitMQRig(rabbitmq)) as lost:
 
@@ -139,14 +139,14 @@ def test_a_rabbitmq_queue_that_is_missing(
             await channel.declare_queue(lost.topic, durable=True)
 
         on_channel(rabbitmq, delete)
-        backlog = Backlog(place, Counted(queue.open()), size, lost.topic, queue.topic)
+        backlog = Backlog(harness, Counted(queue.open()), size, lost.topic, queue.topic)
         goes_and_comes_back(backlog, lambda: on_channel(rabbitmq, create), caplog)
         assert_in_order([each.payload for each in lost.read()], size)
     assert_in_order([each.payload for each in queue.read()], SOUND)
 
 
 def test_a_rabbitmq_exchange_that_is_missing(
-    place: Place, queue: RabbitMQRig, rabbitmq: RabbitMQ, size: int, caplog: Log
+    harness: Harness, queue: RabbitMQRig, rabbitmq: RabbitMQ, size: int, caplog: Log
 ) -> None:
     """Nothing goes through an exchange that is not there, so the whole destination waits."""
 
@@ -155,27 +155,27 @@ def test_a_rabbitmq_exchange_that_is_missing(
         await (await channel.get_queue(queue.topic)).bind(exchange, queue.topic)
 
     publisher = Counted(queue.open(options={"exchange": queue.topic}))
-    backlog = Backlog(place, publisher, size, queue.topic)
+    backlog = Backlog(harness, publisher, size, queue.topic)
     backlog.tries_while_away = 1
     goes_and_comes_back(backlog, lambda: on_channel(rabbitmq, create), caplog)
     assert_in_order([each.payload for each in queue.read()], size)
 
 
-def test_a_redis_at_its_memory_limit(place: Place, size: int, caplog: Log) -> None:
+def test_a_redis_at_its_memory_limit(harness: Harness, size: int, caplog: Log) -> None:
     """No stream of it takes anything, so the whole destination waits."""
     with Redis() as server, closing(RedisRig(server)) as rig:
         command(server, "CONFIG", "SET", "maxmemory", 1)
-        backlog = Backlog(place, Counted(rig.open()), size, rig.topic)
+        backlog = Backlog(harness, Counted(rig.open()), size, rig.topic)
         backlog.tries_while_away = 1
         goes_and_comes_back(backlog, lambda: command(server, "CONFIG", "SET", "maxmemory", 0), caplog)
         assert_in_order([each.payload for each in rig.read()], size)
 
 
-def test_a_webhook_that_answers_410_to_everything(place: Place, size: int, caplog: Log) -> None:
+def test_a_webhook_that_answers_410_to_everything(harness: Harness, size: int, caplog: Log) -> None:
     with Receiver() as receiver, closing(HttpRig(receiver)) as rig:
         size //= 5  # a request each takes its time
         receiver.answer_all(410)
-        backlog = Backlog(place, Counted(rig.open()), size, rig.topic)
+        backlog = Backlog(harness, Counted(rig.open()), size, rig.topic)
         goes_and_comes_back(backlog, lambda: receiver.answer_all(204), caplog)
         refused = len(rig.arrivals()) - size
         assert 0 < refused <= backlog.publisher.tries[rig.topic] - size
@@ -183,7 +183,7 @@ def test_a_webhook_that_answers_410_to_everything(place: Place, size: int, caplo
 
 
 def test_an_omnibox_whose_nats_stream_is_missing(
-    omnibox: OmniboxPlace,
+    omnibox: OmniboxHarness,
     stream: NatsRig,
     lost_stream: NatsRig,
     size: int,
@@ -195,7 +195,7 @@ def test_an_omnibox_whose_nats_stream_is_missing(
     assert_in_order([each.payload for each in stream.read()], SOUND)
 
 
-def test_a_jeap_outbox_whose_kafka_topic_is_missing(jeap: JeapPlace, kafka: KafkaRig, size: int) -> None:
+def test_a_jeap_outbox_whose_kafka_topic_is_missing(jeap: JeapHarness, kafka: KafkaRig, size: int) -> None:
     """jEAP's contract marks what finds out as failed: one batch at most, which `resend` brings back in order."""
     gone = f"{kafka.topic}.gone"
     backlog = Backlog(jeap, Counted(kafka.open(**NO_CREATION)), size, gone)

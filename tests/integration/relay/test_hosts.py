@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from outspark.cli.app import app
 from outspark.config.settings import Settings
 from outspark.hosting import process
-from outspark.relay.spec import share_out
+from outspark.relay.spec import assign_slots
 from outspark.spark.beat import HANGING, beating, prefix
 from outspark.spark.databases import Databases
 from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
-from tests.integration.relay.place import open_place
+from tests.integration.relay.harness import open_harness
 from tests.waiting import wait_for
 
 
@@ -43,12 +43,12 @@ def hosts() -> Iterator[str]:
 
 def test_work_goes_to_the_host_that_can_be_written_to(hosts: str) -> None:
     with closing(Database(f"{hosts}?target_session_attrs=read-write")) as database:
-        place = open_place(database)
-        place.enqueue("one", key="k")
-        place.source["url"] = hosts
+        harness = open_harness(database)
+        harness.enqueue("one", key="k")
+        harness.source["url"] = hosts
 
-        place.work_to_the_end()
-        assert place.broker.delivered() == ["one"]
+        harness.work_to_the_end()
+        assert harness.broker.delivered() == ["one"]
 
         driver = Databases("driver")
         with driver.use(hosts) as conn:
@@ -61,10 +61,11 @@ def test_work_goes_to_the_host_that_can_be_written_to(hosts: str) -> None:
 
 def test_a_lane_that_hangs_says_so_where_its_driver_looks(hosts: str) -> None:
     settings = {
-        "relay": {"id": "test", "lanes": 1, "stuck_after": "500ms"},
+        "relay": {"id": "test"},
+        "hosting": {"lanes": 1, "stuck_after": "500ms"},
         "sources": {"default": {"url": hosts, "lease_timeout": "100ms"}},
     }
-    [lane] = share_out(Settings.model_validate(settings), "run", {})
+    [lane] = assign_slots(Settings.model_validate(settings), "run", {})
     driver = Databases("driver")
 
     with beating(lane, lambda: None):

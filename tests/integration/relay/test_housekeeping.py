@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outspark.config.settings import Settings
-from outspark.contracts.jeap.maintenance import JeapUpkeep
+from outspark.contracts.jeap.maintenance import JeapMaintenance
 from outspark.contracts.jeap.table import ddl
 from outspark.contracts.maintenance import DeadFilter
 from outspark.database import attempts
@@ -19,7 +19,7 @@ from outspark.database.shedlock import HOUSEKEEPING
 from outspark.maintenance.jeap_housekeeping import Housekeeper
 from outspark.maintenance.operations import Maintenance, Pruned
 from tests.databases import Database
-from tests.integration.relay.jeap_place import header_ddl
+from tests.integration.relay.jeap_harness import header_ddl
 from tests.waiting import wait_for
 
 HOLDER = "outspark/test/1"
@@ -115,7 +115,7 @@ def test_headers_go_with_their_messages(
     assert housekeeper(database, page_size=2).clean("shop") == Pruned(delivered=5, dead=5)
     assert stored(conn) == {"kept": 6, "failed": 3}
 
-    assert len(Maintenance(conn, JeapUpkeep(TABLE)).discard(DeadFilter())) == 1
+    assert len(Maintenance(conn, JeapMaintenance(TABLE)).discard(DeadFilter())) == 1
     assert stored(conn) == {"kept": 6}
 
 

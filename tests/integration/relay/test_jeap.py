@@ -15,11 +15,11 @@ from outspark.outcome import Dead, DeadKind, Outcome, Retry
 from outspark.relay import settle
 from tests.databases import Database
 from tests.history.checker import check
+from tests.history.harness import Draft, open_harness
 from tests.history.jeap_table import JeapTable
 from tests.history.publisher import Behaviour
-from tests.history.stage import Draft, open_stage
-from tests.integration.relay.jeap_place import JeapPlace, open_jeap_place
-from tests.integration.relay.place import Broker, close_place
+from tests.integration.relay.harness import Broker, close_harness
+from tests.integration.relay.jeap_harness import JeapHarness, open_jeap_harness
 from tests.waiting import wait_for
 
 FAILED = Retry("no luck")
@@ -37,15 +37,15 @@ B3 = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1-0000000000001234"
 
 
 @pytest.fixture
-def clusters(database: Database) -> Iterator[JeapPlace]:
+def clusters(database: Database) -> Iterator[JeapHarness]:
     """Two clusters; what asks for none of them goes to the first."""
-    place = open_jeap_place(database, "main", "other")
-    place.routes = [{"destination": "main"}]
-    yield place
-    close_place(place)
+    harness = open_jeap_harness(database, "main", "other")
+    harness.routes = [{"destination": "main"}]
+    yield harness
+    close_harness(harness)
 
 
-def test_sent(jeap: JeapPlace) -> None:
+def test_sent(jeap: JeapHarness) -> None:
     jeap.send("a", "b", key=b"k")
     jeap.send("c")
     before = jeap.now()
@@ -59,7 +59,7 @@ def test_sent(jeap: JeapPlace) -> None:
         assert rest == [None, None, None, False]
 
 
-def test_what_goes_out(jeap: JeapPlace) -> None:
+def test_what_goes_out(jeap: JeapHarness) -> None:
     jeap.send("a", key=b"\x00\xffkey", topic="orders", message_id="the id that consumers know")
     jeap.send("b", topic="orders")
 
@@ -80,7 +80,7 @@ def test_what_goes_out(jeap: JeapPlace) -> None:
         ("both", {"traceparent": TRACEPARENT, "b3": B3}),
     ],
 )
-def test_the_trace_goes_on(jeap: JeapPlace, form: str, headers: dict[str, str]) -> None:
+def test_the_trace_goes_on(jeap: JeapHarness, form: str, headers: dict[str, str]) -> None:
     jeap.source["jeap"] = {**jeap.source["jeap"], "trace": form}
     jeap.send("a", **TRACE)
 
@@ -89,7 +89,7 @@ def test_the_trace_goes_on(jeap: JeapPlace, form: str, headers: dict[str, str]) 
     assert dict(jeap.broker.messages[0].headers) == headers
 
 
-def test_order_is_that_of_the_ids_whatever_the_clocks_said(jeap: JeapPlace) -> None:
+def test_order_is_that_of_the_ids_whatever_the_clocks_said(jeap: JeapHarness) -> None:
     """Writers whose clocks go an hour late or early change nothing."""
     names = [f"{number:02}" for number in range(20)]
     for number, name in enumerate(names):
@@ -103,7 +103,7 @@ def test_order_is_that_of_the_ids_whatever_the_clocks_said(jeap: JeapPlace) -> N
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_the_clock_of_the_relay_does_not_matter(
-    jeap: JeapPlace, monkeypatch: pytest.MonkeyPatch, hours: int
+    jeap: JeapHarness, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     class Wrong(datetime):
         @classmethod
@@ -130,7 +130,7 @@ def test_the_clock_of_the_relay_does_not_matter(
     ) == [(True,)]
 
 
-def test_messages_without_a_key_keep_the_order_of_their_topic(jeap: JeapPlace) -> None:
+def test_messages_without_a_key_keep_the_order_of_their_topic(jeap: JeapHarness) -> None:
     jeap.send("a1", "a2", "a3", topic="a")
     jeap.send("b1", "b2", topic="b")
     jeap.send("k1", topic="a", key=b"k")
@@ -144,7 +144,7 @@ def test_messages_without_a_key_keep_the_order_of_their_topic(jeap: JeapPlace) -
     assert published.index("k1") < published.index("a3")
 
 
-def test_a_key_is_the_same_in_every_topic(jeap: JeapPlace) -> None:
+def test_a_key_is_the_same_in_every_topic(jeap: JeapHarness) -> None:
     jeap.send("1", topic="a", key=b"k")
     jeap.send("2", topic="b", key=b"k")
     jeap.broker.answers["1"] = [FAILED]
@@ -155,7 +155,7 @@ def test_a_key_is_the_same_in_every_topic(jeap: JeapPlace) -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-def test_what_may_pass_is_tried_for_ever_and_leaves_no_mark(jeap: JeapPlace, attempts: int) -> None:
+def test_what_may_pass_is_tried_for_ever_and_leaves_no_mark(jeap: JeapHarness, attempts: int) -> None:
     pause = {"base_delay": "10ms", "max_delay": "10ms", "max_attempts": attempts}
     jeap.source["retry"] = pause
     jeap.send("a", "b", key=b"k")
@@ -179,7 +179,7 @@ def test_what_may_pass_is_tried_for_ever_and_leaves_no_mark(jeap: JeapPlace, att
         ("other", "GENERAL"),
     ],
 )
-def test_failed_with_its_reason_and_others_go_on(jeap: JeapPlace, kind: DeadKind, reason: str) -> None:
+def test_failed_with_its_reason_and_others_go_on(jeap: JeapHarness, kind: DeadKind, reason: str) -> None:
     jeap.send("a", "b", "c", key=b"k")
     jeap.broker.answers["b"] = [Dead("never", kind)]
     before = jeap.now()
@@ -193,7 +193,7 @@ def test_failed_with_its_reason_and_others_go_on(jeap: JeapPlace, kind: DeadKind
     assert rest == [None, None, False]
 
 
-def test_what_failed_stays_until_it_is_to_be_resent(jeap: JeapPlace) -> None:
+def test_what_failed_stays_until_it_is_to_be_resent(jeap: JeapHarness) -> None:
     jeap.send("a", "b", key=b"k")
     jeap.broker.answers["a"] = [Dead("too large", "size"), Dead("there is none", "topic")]
     jeap.work_to_the_end()
@@ -210,7 +210,7 @@ def test_what_failed_stays_until_it_is_to_be_resent(jeap: JeapPlace) -> None:
     assert jeap.broker.published() == ["a", "b", "a", "a"]
 
 
-def test_park_keeps_a_key_behind_what_failed(jeap: JeapPlace) -> None:
+def test_park_keeps_a_key_behind_what_failed(jeap: JeapHarness) -> None:
     jeap.source["on_dead"] = "park"
     jeap.send("a", "b", key=b"k")
     jeap.send("x", key=b"other")
@@ -224,7 +224,7 @@ def test_park_keeps_a_key_behind_what_failed(jeap: JeapPlace) -> None:
     assert jeap.broker.delivered() == ["x", "a", "b"]
 
 
-def test_what_its_sender_sends_at_once_is_left_to_it_until_its_time(jeap: JeapPlace) -> None:
+def test_what_its_sender_sends_at_once_is_left_to_it_until_its_time(jeap: JeapHarness) -> None:
     at_once: dict[str, Any] = {"key": b"k", "send_immediately": True}
     jeap.send("hours later", **at_once, schedule_after=jeap.now() + HOUR)
     jeap.send("soon", **at_once, schedule_after=jeap.now() + timedelta(milliseconds=300))
@@ -239,7 +239,9 @@ def test_what_its_sender_sends_at_once_is_left_to_it_until_its_time(jeap: JeapPl
     assert jeap.states()["sent"] == "sent immediately"
 
 
-def test_a_sender_that_was_faster_has_the_last_word(jeap: JeapPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_was_faster_has_the_last_word(
+    jeap: JeapHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have sent it, which nobody can prevent; the table keeps what it says already."""
     jeap.send("a", "b", key=b"k", send_immediately=True, schedule_after=jeap.now() - HOUR)
     publish = Broker.publish
@@ -257,7 +259,7 @@ def test_a_sender_that_was_faster_has_the_last_word(jeap: JeapPlace, monkeypatch
     assert jeap.states() == dict.fromkeys("ab", "sent immediately")
 
 
-def test_the_cluster_is_the_destination_of_that_name(clusters: JeapPlace) -> None:
+def test_the_cluster_is_the_destination_of_that_name(clusters: JeapHarness) -> None:
     clusters.send("a", key=b"k", cluster_name="other")
     clusters.send("b", key=b"k", cluster_name="main")
     clusters.send("c", key=b"k")
@@ -269,7 +271,7 @@ def test_the_cluster_is_the_destination_of_that_name(clusters: JeapPlace) -> Non
     assert clusters.brokers["main"].delivered() == ["b", "c", "d"]
 
 
-def test_a_cluster_needs_no_route(clusters: JeapPlace) -> None:
+def test_a_cluster_needs_no_route(clusters: JeapHarness) -> None:
     clusters.routes = [{"match": "routed", "destination": "main"}]
     clusters.send("a", topic="not routed", cluster_name="other")
     clusters.send("b", topic="not routed", cluster_name="unheard of")
@@ -280,7 +282,7 @@ def test_a_cluster_needs_no_route(clusters: JeapPlace) -> None:
     assert clusters.states() == {"a": "sent", "b": "GENERAL"}
 
 
-def test_a_cluster_that_is_down_fails_nothing_and_holds_up_no_other(clusters: JeapPlace) -> None:
+def test_a_cluster_that_is_down_fails_nothing_and_holds_up_no_other(clusters: JeapHarness) -> None:
     clusters.brokers["other"].down = True
     clusters.send("o1", "o2", key=b"o", cluster_name="other")
     clusters.send("o3", cluster_name="other")
@@ -297,7 +299,7 @@ def test_a_cluster_that_is_down_fails_nothing_and_holds_up_no_other(clusters: Je
     assert set(clusters.states().values()) == {"sent"}
 
 
-def test_messages_without_a_key_wait_behind_one_whose_cluster_is_down(clusters: JeapPlace) -> None:
+def test_messages_without_a_key_wait_behind_one_whose_cluster_is_down(clusters: JeapHarness) -> None:
     """They share a topic, and so an order."""
     clusters.brokers["other"].down = True
     clusters.send("a", topic="one", cluster_name="other")
@@ -313,7 +315,7 @@ def test_messages_without_a_key_wait_behind_one_whose_cluster_is_down(clusters: 
     assert clusters.brokers["main"].delivered() == ["c", "b"]
 
 
-def test_an_outage_fails_nothing(jeap: JeapPlace) -> None:
+def test_an_outage_fails_nothing(jeap: JeapHarness) -> None:
     jeap.broker.down = True
     jeap.send("a", "b", key=b"k")
     jeap.send("c")
@@ -334,7 +336,7 @@ def drop_b(event: Event) -> Event | None:
     return None if event.payload == b"b" else event
 
 
-def test_what_a_transform_drops_counts_as_sent(jeap: JeapPlace) -> None:
+def test_what_a_transform_drops_counts_as_sent(jeap: JeapHarness) -> None:
     jeap.source["transform"] = f"{__name__}:drop_b"
     jeap.send("a", "b", "c", key=b"k")
 
@@ -344,7 +346,7 @@ def test_what_a_transform_drops_counts_as_sent(jeap: JeapPlace) -> None:
     assert jeap.states() == dict.fromkeys("abc", "sent")
 
 
-def test_a_new_lane_goes_on_where_the_last_one_was(jeap: JeapPlace) -> None:
+def test_a_new_lane_goes_on_where_the_last_one_was(jeap: JeapHarness) -> None:
     jeap.source["retry"] = {"base_delay": "1h"}
     jeap.send("a", "b", key=b"k")
     jeap.send("x", key=b"other")
@@ -360,24 +362,24 @@ def test_a_new_lane_goes_on_where_the_last_one_was(jeap: JeapPlace) -> None:
 def test_what_kills_its_lane_ends_as_failed_and_nothing_else_does(database: Database, tmp_path: Path) -> None:
     retry = {"base_delay": "50ms", "max_delay": "50ms", "max_attempts": 3}
     source = {"slots": 1, "retry": retry}
-    with open_stage(database, tmp_path, relay={"lanes": 1}, source=source, contract=JeapTable) as stage:
-        before = stage.write(*[Draft("before")] * 3, Draft(None))
-        (poison,) = stage.write(Draft("k", Behaviour.POISON))
-        behind = stage.write(Draft("k"), Draft("after"), Draft(None))
-        relay = stage.relay()
+    with open_harness(database, tmp_path, hosting={"lanes": 1}, source=source, contract=JeapTable) as harness:
+        before = harness.write(*[Draft("before")] * 3, Draft(None))
+        (poison,) = harness.write(Draft("k", Behaviour.POISON))
+        behind = harness.write(Draft("k"), Draft("after"), Draft(None))
+        relay = harness.relay()
 
         def over() -> bool:
             relay.tick()
-            return stage.finished()
+            return harness.finished()
 
         wait_for(over, timeout=30, what="the end of the backlog")
         relay.stop()
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         assert history.rows[poison].status == "DEAD"
         assert {history.rows[id].status for id in (*before, *behind)} == {"DELIVERED"}
-        assert stage.query("SELECT fail_reason FROM deferred_message WHERE failed IS NOT NULL") == [
+        assert harness.query("SELECT fail_reason FROM deferred_message WHERE failed IS NOT NULL") == [
             ("GENERAL",)
         ]
         died = [entry.process for entry in history.entries if entry.deed == "died"]

@@ -16,8 +16,8 @@ from outspark.hosting import process
 from outspark.outcome import Retry
 from outspark.relay.lane import Lane
 from outspark.spark.monitor import Monitor
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.place import Broker
+from tests.integration.relay.harness import Broker
+from tests.integration.relay.jeap_harness import JeapHarness
 from tests.integration.relay.test_jeap import TRACE, TRACEPARENT
 from tests.waiting import wait_for
 
@@ -32,13 +32,13 @@ ROLE = "modest_reader"
 
 
 @pytest.fixture(autouse=True)
-def kafka(jeap: JeapPlace) -> None:
+def kafka(jeap: JeapHarness) -> None:
     """The broker keeps order and headers, as Kafka does."""
     jeap.brokers["broker"] = Broker(keeps_order=True, keeps_headers=True)
 
 
 @pytest.fixture
-def role(jeap: JeapPlace) -> Iterator[str]:
+def role(jeap: JeapHarness) -> Iterator[str]:
     jeap.conn.execute(f"CREATE ROLE {ROLE} LOGIN".encode())
     url = jeap.database.url.replace("postgres@", f"{ROLE}@")
     jeap.source["url"] = url
@@ -48,22 +48,22 @@ def role(jeap: JeapPlace) -> Iterator[str]:
     jeap.conn.execute(f"DROP ROLE {ROLE}".encode())
 
 
-def send(jeap: JeapPlace, name: str, *headers: tuple[str, bytes | None], **columns: Any) -> None:
+def send(jeap: JeapHarness, name: str, *headers: tuple[str, bytes | None], **columns: Any) -> None:
     with jeap.conn.transaction():
         (id,) = jeap.send(name, **columns)
         jeap.store(id, *headers)
 
 
-def arrived(jeap: JeapPlace) -> dict[str, Message]:
+def arrived(jeap: JeapHarness) -> dict[str, Message]:
     return {message.payload.decode(): message for message in jeap.broker.messages}
 
 
 def looks(lane: Lane) -> int:
     """How often it has looked for messages."""
-    return sum(loop._claims for desk in lane.desks for loop in desk.loops)
+    return sum(loop._claims for session in lane.sessions for loop in session.loops)
 
 
-def test_they_go_along_in_their_order_and_others_have_none(jeap: JeapPlace) -> None:
+def test_they_go_along_in_their_order_and_others_have_none(jeap: JeapHarness) -> None:
     jeap.make_header_table()
     send(jeap, "with", *STORED, key=b"k", **TRACE)
     send(jeap, "without", key=b"k")
@@ -81,7 +81,7 @@ def test_they_go_along_in_their_order_and_others_have_none(jeap: JeapPlace) -> N
     assert messages["with"].headers == {"traceparent": TRACEPARENT}
 
 
-def test_they_go_along_when_a_message_is_tried_again(jeap: JeapPlace) -> None:
+def test_they_go_along_when_a_message_is_tried_again(jeap: JeapHarness) -> None:
     jeap.make_header_table()
     jeap.broker.answers["a"] = [Retry("no luck"), Retry("no luck")]
     send(jeap, "a", *STORED, key=b"k")
@@ -92,7 +92,7 @@ def test_they_go_along_when_a_message_is_tried_again(jeap: JeapPlace) -> None:
     assert list(arrived(jeap)["a"].stored) == STORED
 
 
-def test_another_broker_gets_text_and_what_it_cannot_carry_fails(jeap: JeapPlace) -> None:
+def test_another_broker_gets_text_and_what_it_cannot_carry_fails(jeap: JeapHarness) -> None:
     jeap.broker.keeps_headers = False
     jeap.make_header_table()
     send(jeap, "text", ("b", "grün".encode()), ("a", b""), key=b"k", **TRACE)
@@ -114,7 +114,7 @@ def test_another_broker_gets_text_and_what_it_cannot_carry_fails(jeap: JeapPlace
     ]
 
 
-def test_a_table_made_during_a_shift_is_read_from_the_next_one_on(jeap: JeapPlace) -> None:
+def test_a_table_made_during_a_shift_is_read_from_the_next_one_on(jeap: JeapHarness) -> None:
     """Until then its messages wait, and those without headers too: nobody can tell them apart."""
     with jeap.working() as lane:
         jeap.send("before", key=b"k")
@@ -132,7 +132,7 @@ def test_a_table_made_during_a_shift_is_read_from_the_next_one_on(jeap: JeapPlac
     assert list(arrived(jeap)["with"].stored) == STORED
 
 
-def test_a_message_that_is_tried_again_waits_for_the_next_shift_too(jeap: JeapPlace) -> None:
+def test_a_message_that_is_tried_again_waits_for_the_next_shift_too(jeap: JeapHarness) -> None:
     """Its headers may have been added since it was read first."""
     jeap.broker.answers["a"] = [Retry("no luck")] * 100
     with jeap.working() as lane:
@@ -152,7 +152,7 @@ def test_a_message_that_is_tried_again_waits_for_the_next_shift_too(jeap: JeapPl
     assert list(arrived(jeap)["a"].stored) == STORED
 
 
-def test_what_is_unknown_is_refused_by_its_name_unless_it_is_ignored(jeap: JeapPlace) -> None:
+def test_what_is_unknown_is_refused_by_its_name_unless_it_is_ignored(jeap: JeapHarness) -> None:
     jeap.conn.execute("ALTER TABLE deferred_message ADD COLUMN tenant text")
     jeap.conn.execute("CREATE TABLE audit (message bigint REFERENCES deferred_message)")
     jeap.send("a", key=b"k")
@@ -163,7 +163,9 @@ def test_what_is_unknown_is_refused_by_its_name_unless_it_is_ignored(jeap: JeapP
         looking.preflight()
     looking.close()
     with jeap.working() as lane:
-        wait_for(lambda: bool(lane.desks and "tenant, audit" in lane.desks[0].problem), what="the refusal")
+        wait_for(
+            lambda: bool(lane.sessions and "tenant, audit" in lane.sessions[0].problem), what="the refusal"
+        )
     assert jeap.states() == {"a": "waiting"}
 
     jeap.source["jeap"] = {**jeap.source["jeap"], "ignore": ["tenant", "audit"]}
@@ -175,7 +177,7 @@ def test_what_is_unknown_is_refused_by_its_name_unless_it_is_ignored(jeap: JeapP
     assert jeap.states() == {"a": "sent"}
 
 
-def test_the_grants_are_enough_to_read_headers(jeap: JeapPlace, role: str) -> None:
+def test_the_grants_are_enough_to_read_headers(jeap: JeapHarness, role: str) -> None:
     jeap.make_header_table()
     table, contract = TableName("deferred_message", "public"), contracts.get("jeap")
     needs = side_needs(contract, table, ordered=True, fans_out=False)
@@ -189,7 +191,7 @@ def test_the_grants_are_enough_to_read_headers(jeap: JeapPlace, role: str) -> No
 
 
 def test_a_relay_that_may_not_read_headers_sends_nothing_and_says_what_to_run(
-    jeap: JeapPlace, role: str
+    jeap: JeapHarness, role: str
 ) -> None:
     table, contract = TableName("deferred_message", "public"), contracts.get("jeap")
     needs = side_needs(contract, table, ordered=True, fans_out=False)
@@ -201,7 +203,7 @@ def test_a_relay_that_may_not_read_headers_sends_nothing_and_says_what_to_run(
     (problem,) = looking.problems()
     assert f"role {role} lacks SELECT on public.deferred_message_header" in problem
     with jeap.working() as lane:
-        wait_for(lambda: bool(lane.desks and lane.desks[0].problem), what="the lane's problem")
+        wait_for(lambda: bool(lane.sessions and lane.sessions[0].problem), what="the lane's problem")
         assert jeap.states() == {"a": "waiting"}
         jeap.conn.execute(problem.partition("run: ")[2].encode())
         wait_for(lambda: not jeap.waiting(), what="the message")

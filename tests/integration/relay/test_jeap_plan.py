@@ -65,7 +65,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("blocked", [[], [f"{n:02x}" for n in range(100)]], ids=["free", "100 keys blocked"])
 def test_a_claim_walks_an_index(lane: Connection, blocked: list[str]) -> None:
     settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", slots=8)
-    statements = contracts.get("jeap").lane_statements(TABLE, settings)
+    statements = contracts.get("jeap").relay_statements(TABLE, settings)
 
     def used(statement: str) -> set[str]:
         found = plan(lane, statement, blocked)
@@ -81,7 +81,7 @@ def test_a_claim_walks_an_index(lane: Connection, blocked: list[str]) -> None:
     assert used(statements.suspects) == {OURS}
 
 
-@pytest.mark.parametrize("name", ["claim_ids", "deliver", "settle", "count"])
+@pytest.mark.parametrize("name", ["claim_ids", "deliver", "settle", "count_attempt"])
 def test_a_known_message_is_found_by_its_id_whatever_the_statistics_say(
     database: Database, name: str
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_known_message_is_found_by_its_id_whatever_the_statistics_say(
     conn.execute("VACUUM ANALYZE deferred_message")
     conn.execute("UPDATE deferred_message SET sent_scheduled = NULL WHERE id % 2 = 0")
     settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", slots=8)
-    statement = getattr(contracts.get("jeap").lane_statements(TABLE, settings), name)
+    statement = getattr(contracts.get("jeap").relay_statements(TABLE, settings), name)
     ids = [str(n) for n in range(500)]
     parameters = {
         "ids": ids,

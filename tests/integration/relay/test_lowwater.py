@@ -17,7 +17,7 @@ from outspark.database.session import Connection, connect
 from outspark.delivery.destination import Block
 from outspark.observability.metrics import Tally
 from outspark.relay import low_water
-from outspark.relay.handover import Mark
+from outspark.relay.handover import LowWaterMark
 from outspark.relay.low_water import BEGINNING, LowWater
 from outspark.relay.source import Source
 from tests.databases import Database
@@ -34,9 +34,9 @@ class Drain:
     def __init__(self, conn: Connection, url: str, *, wait_for_open: bool = True) -> None:
         settings = SourceSettings(url=SecretStr(url), lease="slot", slots=1, batch_size=LIMIT)
         contract = contracts.get("openoutbox")
-        statements = contract.lane_statements(TABLE, settings)
+        statements = contract.relay_statements(TABLE, settings)
         self.conn = conn
-        self.source = Source("test", settings, conn, statements, contract.upkeep(TABLE), Tally())
+        self.source = Source("test", settings, conn, statements, contract.maintenance(TABLE), Tally())
         self.low = LowWater(self.source, wait_for_open=wait_for_open, margin=0.0)
         self.looks: list[datetime] = []
         self.ends: list[datetime] = []
@@ -66,7 +66,7 @@ class Drain:
         self.low = LowWater(self.source, wait_for_open=self.low.wait_for_open)
         self.low.prepare()
         if mark is not None:
-            self.low.resume(Mark.model_validate_json(mark.model_dump_json()), ago=0.0)
+            self.low.resume(LowWaterMark.model_validate_json(mark.model_dump_json()), ago=0.0)
 
     def pages_from_beginning(self) -> int:
         """How many pages, of index and table, a look from the beginning reads for a single event."""

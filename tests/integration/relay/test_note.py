@@ -10,30 +10,32 @@ import pytest
 
 from outspark.delivery import destination
 from outspark.outcome import Retry
-from outspark.relay.handover import Note, Waiting
+from outspark.relay.handover import DestinationBacklog, HandoverNote
 from outspark.relay.lane import Lane
 from outspark.relay.loop import SourceLoop
 from outspark.relay.low_water import BEGINNING, LowWater
 from tests.databases import Database
-from tests.integration.relay.place import Place, close_place, open_place
+from tests.integration.relay.harness import Harness, close_harness, open_harness
 from tests.integration.relay.test_ownership import OwnerOfSlots
 from tests.waiting import wait_for
 
-WAITING = Waiting(destination="bus", since=0.0, reason="away", probe_in=1.0, pause=2.0, keys=["k"], types=[])
-NOTE = Note(instance="one", slots=[0, 1], waiting=[WAITING])
+WAITING = DestinationBacklog(
+    destination="bus", since=0.0, reason="away", probe_in=1.0, pause=2.0, keys=["k"], types=[]
+)
+NOTE = HandoverNote(instance="one", slots=[0, 1], waiting=[WAITING])
 PAUSE = 1.0
 """Seconds between two probes."""
 
 
 @pytest.fixture(params=["row", "slot"])
-def two(request: pytest.FixtureRequest, database: Database) -> Iterator[Place]:
+def two(request: pytest.FixtureRequest, database: Database) -> Iterator[Harness]:
     """Events of type `left.*` and `right.*` go to brokers of these names; the left one is down."""
-    place = open_place(database, "left", "right")
-    place.source["lease"] = request.param
-    place.routes = [{"match": f"{name}.*", "destination": name} for name in ("left", "right")]
-    place.brokers["left"].down = True
-    yield place
-    close_place(place)
+    harness = open_harness(database, "left", "right")
+    harness.source["lease"] = request.param
+    harness.routes = [{"match": f"{name}.*", "destination": name} for name in ("left", "right")]
+    harness.brokers["left"].down = True
+    yield harness
+    close_harness(harness)
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     return seen
 
 
-def first_shift(two: Place) -> None:
+def first_shift(two: Harness) -> None:
     two.enqueue("l1", type="left.t", key="both")
     two.enqueue("r1", type="right.t", key="both")
     two.enqueue("l2", type="left.t")
@@ -60,7 +62,7 @@ def first_shift(two: Place) -> None:
     two.enqueue("l3", type="left.t")
 
 
-def test_what_waits_for_a_destination_that_is_down_is_not_tried_again_by_the_next_shift(two: Place) -> None:
+def test_what_waits_for_a_destination_that_is_down_is_not_tried_again_by_the_next_shift(two: Harness) -> None:
     first_shift(two)
     offered = two.brokers["left"].published()
 
@@ -75,7 +77,7 @@ def test_what_waits_for_a_destination_that_is_down_is_not_tried_again_by_the_nex
 
 
 def test_probes_keep_their_rhythm_over_shifts_that_are_shorter_than_the_pause_between_them(
-    two: Place, monkeypatch: pytest.MonkeyPatch
+    two: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(destination, "LONGEST_PROBE", PAUSE)
     processes = [two.destinations(), two.destinations()]
@@ -105,7 +107,7 @@ def test_probes_keep_their_rhythm_over_shifts_that_are_shorter_than_the_pause_be
     assert two.states() == {"l1": ("DELIVERED", 0)}
 
 
-def test_another_run_has_other_routes_and_finds_out_by_itself(two: Place) -> None:
+def test_another_run_has_other_routes_and_finds_out_by_itself(two: Harness) -> None:
     first_shift(two)
     offered = two.brokers["left"].published()
 
@@ -114,64 +116,64 @@ def test_another_run_has_other_routes_and_finds_out_by_itself(two: Place) -> Non
 
 
 def test_a_note_with_a_destination_that_nobody_knows_is_left_alone(
-    two: Place, monkeypatch: pytest.MonkeyPatch
+    two: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SourceLoop, "_note", lambda *_: NOTE)
+    monkeypatch.setattr(SourceLoop, "_handover_note", lambda *_: NOTE)
     two.enqueue("r1", type="right.t", key="k")
     two.work_to_the_end()
     two.enqueue("r2", type="right.t", key="k")
     two.work_to_the_end()
 
 
-def test_a_note_goes_to_the_next_owner_of_the_same_slots_alone(place: Place) -> None:
-    first, second, third = (OwnerOfSlots(place) for _ in range(3))
+def test_a_note_goes_to_the_next_owner_of_the_same_slots_alone(harness: Harness) -> None:
+    first, second, third = (OwnerOfSlots(harness) for _ in range(3))
     first.take()
     leave(first)
 
     second.take()
-    assert second.tenure.inherited is not None
-    note, age = second.tenure.inherited
+    assert second.ownership.inherited is not None
+    note, age = second.ownership.inherited
     assert note == NOTE
     assert 0 <= age < 5
 
     second.vanish()
-    wait_for(lambda: third.take() and third.tenure.active == [0, 1])
-    assert third.tenure.inherited is None
+    wait_for(lambda: third.take() and third.ownership.active == [0, 1])
+    assert third.ownership.inherited is None
 
 
-def test_an_owner_of_fewer_slots_has_no_use_for_a_note(place: Place) -> None:
-    first, second = OwnerOfSlots(place), OwnerOfSlots(place)
+def test_an_owner_of_fewer_slots_has_no_use_for_a_note(harness: Harness) -> None:
+    first, second = OwnerOfSlots(harness), OwnerOfSlots(harness)
     first.take()
     leave(first)
     second.slots.wanted = (0,)
     second.take()
-    assert second.tenure.active == [0]
-    assert second.tenure.inherited is None
+    assert second.ownership.active == [0]
+    assert second.ownership.inherited is None
 
 
-def test_a_note_that_cannot_be_read_is_left_alone(place: Place) -> None:
-    first, second = OwnerOfSlots(place), OwnerOfSlots(place)
+def test_a_note_that_cannot_be_read_is_left_alone(harness: Harness) -> None:
+    first, second = OwnerOfSlots(harness), OwnerOfSlots(harness)
     first.take()
     leave(first)
-    place.conn.execute("UPDATE outspark_slots SET note = 'from another version' WHERE slot = 0")
+    harness.conn.execute("UPDATE outspark_slots SET note = 'from another version' WHERE slot = 0")
     second.take()
-    assert second.tenure.inherited is None
+    assert second.ownership.inherited is None
 
 
 def leave(owner: OwnerOfSlots) -> None:
-    owner.tenure.leave(NOTE)
+    owner.ownership.leave(NOTE)
     owner.conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def drain_in_part(place: Place) -> None:
+def drain_in_part(harness: Harness) -> None:
     """A first shift that leaves half of a backlog to the next."""
-    place.source["batch_size"] = 5
-    place.enqueue(*(f"e{number:02}" for number in range(60)), key="many")
-    place.work(lambda: len(place.broker.delivered()) >= 30)
+    harness.source["batch_size"] = 5
+    harness.enqueue(*(f"e{number:02}" for number in range(60)), key="many")
+    harness.work(lambda: len(harness.broker.delivered()) >= 30)
 
 
 def test_the_next_shift_begins_to_look_where_the_last_one_stopped(
-    leased: Place, looks: list[datetime]
+    leased: Harness, looks: list[datetime]
 ) -> None:
     drain_in_part(leased)
     last = looks[-1]
@@ -184,7 +186,7 @@ def test_the_next_shift_begins_to_look_where_the_last_one_stopped(
 
 
 def test_a_head_whose_wait_ends_between_two_shifts_is_not_left_behind(
-    leased: Place, looks: list[datetime]
+    leased: Harness, looks: list[datetime]
 ) -> None:
     leased.source["retry"] = {"base_delay": "1s", "max_delay": "1s", "max_attempts": 3, "jitter": 0.0}
     leased.enqueue("a", "b", key="k")

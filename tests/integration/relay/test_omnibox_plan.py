@@ -11,12 +11,12 @@ from pydantic import SecretStr
 
 from outspark import contracts
 from outspark.config.settings import SourceSettings
-from outspark.contracts.contract import LaneStatements
+from outspark.contracts.contract import RelayStatements
 from outspark.contracts.omnibox.table import kind, ready_index
 from outspark.database.session import Connection, connect
 from outspark.relay.low_water import BEGINNING
 from tests.databases import Database
-from tests.integration.relay.omnibox_place import PARTITIONS, TABLE
+from tests.integration.relay.omnibox_harness import PARTITIONS, TABLE
 
 ALLOWED = {
     "Aggregate",
@@ -65,9 +65,9 @@ def lane(request: pytest.FixtureRequest, table: Database) -> Iterator[Connection
         yield lane
 
 
-def statements(lane: Connection, **settings: Any) -> LaneStatements:
+def statements(lane: Connection, **settings: Any) -> RelayStatements:
     given = SourceSettings(url=SecretStr("postgresql://"), contract="omnibox", slots=8, **settings)
-    return contracts.get("omnibox").lane_statements(TABLE, given, lane)
+    return contracts.get("omnibox").relay_statements(TABLE, given, lane)
 
 
 def parameters(low: datetime = BEGINNING, blocked: list[str] | None = None) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_a_batch_is_settled_through_the_index_on_its_lock(lane: Connection) -> N
 
 
 def test_what_begins_a_shift_enters_its_index_where_it_must(lane: Connection) -> None:
-    found = explain(lane, statements(lane).waiting, {"slots": [0]})
+    found = explain(lane, statements(lane).keys_in_backoff, {"slots": [0]})
 
     scans = [node for node in found if node["Node Type"] == "Index Scan"]
     assert {node["Index Cond"] for node in scans} == {"(scheduled_at > now())"}, found

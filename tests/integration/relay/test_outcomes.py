@@ -10,12 +10,12 @@ from psycopg.types.json import Jsonb
 
 from outspark.event import Event, Message
 from outspark.outcome import Dead, Outcome, Retry
-from tests.integration.relay.place import Broker, Place
+from tests.integration.relay.harness import Broker, Harness
 
 FAILED = Retry("no luck")
 
 
-def test_delivered(leased: Place) -> None:
+def test_delivered(leased: Harness) -> None:
     leased.enqueue("a", "b", key="k")
     leased.enqueue("c")
 
@@ -27,7 +27,7 @@ def test_delivered(leased: Place) -> None:
     assert leased.ask(query) == [(3,)]
 
 
-def test_a_failure_counts_and_the_key_waits_behind_it(leased: Place) -> None:
+def test_a_failure_counts_and_the_key_waits_behind_it(leased: Harness) -> None:
     leased.enqueue("a", "b", "c", key="k")
     leased.broker.answers["b"] = [FAILED]
 
@@ -37,7 +37,7 @@ def test_a_failure_counts_and_the_key_waits_behind_it(leased: Place) -> None:
     assert leased.states() == {"a": ("DELIVERED", 0), "b": ("DELIVERED", 1), "c": ("DELIVERED", 0)}
 
 
-def test_other_keys_do_not_wait(leased: Place) -> None:
+def test_other_keys_do_not_wait(leased: Harness) -> None:
     leased.source["retry"] = {"base_delay": "1h"}
     leased.enqueue("a", "b", key="k")
     leased.enqueue("x", "y", key="other")
@@ -49,7 +49,7 @@ def test_other_keys_do_not_wait(leased: Place) -> None:
     assert leased.states()["b"] == ("PENDING", 0)
 
 
-def test_an_event_is_dead_when_its_attempts_run_out(leased: Place) -> None:
+def test_an_event_is_dead_when_its_attempts_run_out(leased: Harness) -> None:
     leased.enqueue("a", "b", key="k")
     leased.broker.answers["a"] = [FAILED] * 3
 
@@ -59,7 +59,7 @@ def test_an_event_is_dead_when_its_attempts_run_out(leased: Place) -> None:
     assert leased.error("a") == "gave up after 3 attempts: no luck"
 
 
-def test_the_destination_may_say_when_to_come_back(leased: Place) -> None:
+def test_the_destination_may_say_when_to_come_back(leased: Harness) -> None:
     leased.enqueue("a", key="k")
     leased.broker.answers["a"] = [Retry("later", after=timedelta(hours=1))]
 
@@ -70,7 +70,7 @@ def test_the_destination_may_say_when_to_come_back(leased: Place) -> None:
     ]
 
 
-def test_continue_goes_on_behind_a_dead_event(leased: Place) -> None:
+def test_continue_goes_on_behind_a_dead_event(leased: Harness) -> None:
     leased.enqueue("a", "b", key="k")
     leased.broker.answers["a"] = [Dead("too large")]
 
@@ -81,7 +81,7 @@ def test_continue_goes_on_behind_a_dead_event(leased: Place) -> None:
     assert leased.error("a") == "too large"
 
 
-def test_park_keeps_the_key_behind_a_dead_event(leased: Place) -> None:
+def test_park_keeps_the_key_behind_a_dead_event(leased: Harness) -> None:
     leased.source["on_dead"] = "park"
     leased.enqueue("a", "b", key="k")
     leased.enqueue("x", key="other")
@@ -99,7 +99,7 @@ def test_park_keeps_the_key_behind_a_dead_event(leased: Place) -> None:
     assert leased.broker.delivered() == ["x", "y", "a", "b", "c"]
 
 
-def test_a_scheduled_event_holds_nobody_back_and_takes_its_place_when_due(leased: Place) -> None:
+def test_a_scheduled_event_holds_nobody_back_and_takes_its_place_when_due(leased: Harness) -> None:
     leased.enqueue("scheduled", key="k", delay=timedelta(hours=1))
     leased.enqueue("a", key="k")
     leased.work(lambda: leased.waiting() == 1)
@@ -111,7 +111,7 @@ def test_a_scheduled_event_holds_nobody_back_and_takes_its_place_when_due(leased
     assert leased.broker.delivered() == ["a", "scheduled", "b"]
 
 
-def test_a_retry_survives_the_lane(leased: Place) -> None:
+def test_a_retry_survives_the_lane(leased: Harness) -> None:
     leased.source["retry"] = {"base_delay": "400ms", "jitter": 0.0}
     leased.enqueue("a", "b", key="k")
     leased.broker.answers["a"] = [FAILED]
@@ -122,17 +122,17 @@ def test_a_retry_survives_the_lane(leased: Place) -> None:
     assert leased.broker.published() == ["a", "a", "b"]
 
 
-def test_a_publisher_that_keeps_order_gets_whole_batches(place: Place) -> None:
-    place.broker.keeps_order = True
-    place.enqueue("a", "b", "c", key="k")
+def test_a_publisher_that_keeps_order_gets_whole_batches(harness: Harness) -> None:
+    harness.broker.keeps_order = True
+    harness.enqueue("a", "b", "c", key="k")
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert place.broker.batches == [["a", "b", "c"]]
+    assert harness.broker.batches == [["a", "b", "c"]]
 
 
-def test_a_publisher_that_raises_costs_an_attempt(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.enqueue("a", key="k")
+def test_a_publisher_that_raises_costs_an_attempt(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.enqueue("a", key="k")
     publish = Broker.publish
     calls = 0
 
@@ -145,29 +145,29 @@ def test_a_publisher_that_raises_costs_an_attempt(place: Place, monkeypatch: pyt
 
     monkeypatch.setattr(Broker, "publish", raise_once)
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert place.states() == {"a": ("DELIVERED", 1)}
+    assert harness.states() == {"a": ("DELIVERED", 1)}
 
 
 @pytest.mark.parametrize("headers", [["x"], "text", 7, []])
-def test_headers_that_are_no_object_are_dead_with_a_reason(place: Place, headers: object) -> None:
-    place.enqueue("a", "b", key="k")
-    place.set("a", headers=Jsonb(headers))
+def test_headers_that_are_no_object_are_dead_with_a_reason(harness: Harness, headers: object) -> None:
+    harness.enqueue("a", "b", key="k")
+    harness.set("a", headers=Jsonb(headers))
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    assert place.states() == {"a": ("DEAD", 1), "b": ("DELIVERED", 0)}
-    assert place.error("a").startswith("headers must be a JSON object of strings, not")
+    assert harness.states() == {"a": ("DEAD", 1), "b": ("DELIVERED", 0)}
+    assert harness.error("a").startswith("headers must be a JSON object of strings, not")
 
 
-def test_nested_headers_are_carried_as_json_text(place: Place) -> None:
-    place.enqueue("a")
-    place.set("a", headers=Jsonb({"s": "x", "n": 1, "o": {"k": [True]}, "none": None}))
+def test_nested_headers_are_carried_as_json_text(harness: Harness) -> None:
+    harness.enqueue("a")
+    harness.set("a", headers=Jsonb({"s": "x", "n": 1, "o": {"k": [True]}, "none": None}))
 
-    place.work_to_the_end()
+    harness.work_to_the_end()
 
-    (message,) = place.broker.messages
+    (message,) = harness.broker.messages
     assert message.headers["s"] == "x"
     assert message.headers["n"] == "1"
     assert json.loads(message.headers["o"]) == {"k": [True]}
@@ -180,7 +180,7 @@ def drop_b(event: Event) -> Event | None:
     return None if event.payload == b"b" else event
 
 
-def test_a_transform_skips_or_costs_an_attempt(leased: Place) -> None:
+def test_a_transform_skips_or_costs_an_attempt(leased: Harness) -> None:
     leased.source["transform"] = f"{__name__}:drop_b"
     leased.enqueue("a", "b", "c", key="k")
     leased.enqueue("explode")
@@ -193,21 +193,21 @@ def test_a_transform_skips_or_costs_an_attempt(leased: Place) -> None:
     assert leased.error("b") == "skipped: dropped by transform"
 
 
-def test_without_its_index_a_batch_is_settled_by_its_ids(place: Place) -> None:
-    place.conn.execute("DROP INDEX idx_openoutbox_stuck_leases")
-    place.enqueue("a", "b", key="k")
-    lane = place.lane()
+def test_without_its_index_a_batch_is_settled_by_its_ids(harness: Harness) -> None:
+    harness.conn.execute("DROP INDEX idx_openoutbox_stuck_leases")
+    harness.enqueue("a", "b", key="k")
+    lane = harness.lane()
     used: set[bool] = set()
 
     def settled() -> bool:
         used.update(
             loop.source.statements.deliver_all == loop.source.statements.deliver
-            for desk in lane.desks
-            for loop in desk.loops
+            for session in lane.sessions
+            for loop in session.loops
         )
-        return not place.waiting()
+        return not harness.waiting()
 
-    place.work(settled, lane)
+    harness.work(settled, lane)
 
     assert used == {True}
-    assert place.states() == {"a": ("DELIVERED", 0), "b": ("DELIVERED", 0)}
+    assert harness.states() == {"a": ("DELIVERED", 0), "b": ("DELIVERED", 0)}

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from outspark.database.session import connect
 from outspark.errors import PoolerDetected
-from tests.integration.relay.place import Place
+from tests.integration.relay.harness import Harness
 from tests.waiting import wait_for
 
 
@@ -72,8 +72,8 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 @pytest.fixture
-def pooler(place: Place) -> Iterator[Pooler]:
-    server = conninfo_to_dict(place.database.url)
+def pooler(harness: Harness) -> Iterator[Pooler]:
+    server = conninfo_to_dict(harness.database.url)
     with Pooler((str(server["host"]), int(str(server["port"])))) as pooler:
         thread = threading.Thread(target=pooler.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -87,24 +87,24 @@ def through(pooler: Pooler, url: str) -> str:
     return make_conninfo(url, host=str(host), port=port, sslmode="disable", gssencmode="disable")
 
 
-def test_a_session_that_is_not_what_it_says_is_refused(place: Place, pooler: Pooler) -> None:
+def test_a_session_that_is_not_what_it_says_is_refused(harness: Harness, pooler: Pooler) -> None:
     with pytest.raises(PoolerDetected, match="Connect the relay to PostgreSQL directly"):
-        connect(through(pooler, place.database.url), "lane")
+        connect(through(pooler, harness.database.url), "lane")
 
 
-def test_a_plain_proxy_is_no_pooler(place: Place, pooler: Pooler) -> None:
+def test_a_plain_proxy_is_no_pooler(harness: Harness, pooler: Pooler) -> None:
     pooler.honest = True
 
-    with connect(through(pooler, place.database.url), "lane") as conn:
+    with connect(through(pooler, harness.database.url), "lane") as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_lane_says_so_and_works_once_it_is_gone(place: Place, pooler: Pooler) -> None:
-    place.enqueue("a", key="k")
-    place.source["url"] = through(pooler, place.database.url)
+def test_a_lane_says_so_and_works_once_it_is_gone(harness: Harness, pooler: Pooler) -> None:
+    harness.enqueue("a", key="k")
+    harness.source["url"] = through(pooler, harness.database.url)
 
-    with place.working() as lane:
-        wait_for(lambda: lane.desks and "transaction pooler" in lane.desks[0].problem)
-        assert place.broker.published() == []
+    with harness.working() as lane:
+        wait_for(lambda: lane.sessions and "transaction pooler" in lane.sessions[0].problem)
+        assert harness.broker.published() == []
         pooler.honest = True
-        wait_for(lambda: not place.waiting())
+        wait_for(lambda: not harness.waiting())

@@ -18,12 +18,12 @@ from outspark.event import Message
 from outspark.observability.metrics import EVENTS_TOTAL, Tally
 from outspark.outcome import Outcome, Retry
 from outspark.relay.lane import Lane
-from outspark.relay.spec import share_out
+from outspark.relay.spec import assign_slots
 from outspark.spark.monitor import Monitor
 from tests.databases import Database
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.omnibox_place import OmniboxPlace, open_omnibox_place
-from tests.integration.relay.place import Broker, Place, close_place
+from tests.integration.relay.harness import Broker, Harness, close_harness
+from tests.integration.relay.jeap_harness import JeapHarness
+from tests.integration.relay.omnibox_harness import OmniboxHarness, open_omnibox_harness
 from tests.waiting import wait_for
 
 INTERVAL = 2.0
@@ -44,14 +44,14 @@ class Slow(Broker):
 
 @contextmanager
 def watching(
-    place: Place, instance: str = "one", tally: Tally | None = None
+    harness: Harness, instance: str = "one", tally: Tally | None = None
 ) -> Iterator[Callable[[], list[str]]]:
     """A driver; each call looks at what moves and answers what it has to say. `tally` is what shifts reported."""
-    settings = place.settings()
+    settings = harness.settings()
     interval = {"health_check_interval": timedelta(seconds=INTERVAL)}
     settings = settings.model_copy(
         update={
-            "relay": settings.relay.model_copy(update={"shift": timedelta(milliseconds=50)}),
+            "hosting": settings.hosting.model_copy(update={"shift": timedelta(milliseconds=50)}),
             "server": settings.server.model_copy(update=interval),
         }
     )
@@ -68,10 +68,10 @@ def watching(
 
 
 @contextmanager
-def idle_owner(place: Place) -> Iterator[None]:
+def idle_owner(harness: Harness) -> Iterator[None]:
     """Whoever owns all slots in the name of the relay and does not work on them."""
-    settings = place.settings().sources["outbox"]
-    conn = connect(place.database.url, "idle")
+    settings = harness.settings().sources["outbox"]
+    conn = connect(harness.database.url, "idle")
     table = TableName(settings.table, "public")
     slots = Slots(conn, table, (0, 1), settings.slots, Owner.here("test", "one", 0))
     slots.prepare()
@@ -95,40 +95,40 @@ def assert_ready(look: Callable[[], list[str]], seconds: float) -> None:
         assert look() == []
 
 
-def test_a_source_that_no_lane_owns_is_told_within_an_interval(place: Place) -> None:
-    with watching(place) as look:
-        place.enqueue("before", key="k")
+def test_a_source_that_no_lane_owns_is_told_within_an_interval(harness: Harness) -> None:
+    with watching(harness) as look:
+        harness.enqueue("before", key="k")
         # Lanes that have not been started yet own nothing.
         assert_ready(look, INTERVAL)
-        with place.working():
-            wait_for(lambda: look() == [] and not place.waiting(), what="a lane at work")
-        place.enqueue("after", key="k")
+        with harness.working():
+            wait_for(lambda: look() == [] and not harness.waiting(), what="a lane at work")
+        harness.enqueue("after", key="k")
         problem, seconds = told_after(look)
         assert problem.startswith("source outbox: no lane owns a slot of it, and an event has been due for ")
         assert seconds < INTERVAL
-        place.work_to_the_end()
+        harness.work_to_the_end()
         wait_for(lambda: look() == [], what="readiness")
 
 
-def test_slots_that_one_lane_should_own_are_told_while_another_lane_works(place: Place) -> None:
-    place.relay["lanes"] = 2
-    first, _ = share_out(place.settings(), "one", {})
-    with place.working(Lane(first, place.destinations())), watching(place) as look:
+def test_slots_that_one_lane_should_own_are_told_while_another_lane_works(harness: Harness) -> None:
+    harness.hosting["lanes"] = 2
+    first, _ = assign_slots(harness.settings(), "one", {})
+    with harness.working(Lane(first, harness.destinations())), watching(harness) as look:
         for key in "abcdefgh":
-            place.enqueue(key, key=key)
+            harness.enqueue(key, key=key)
         problem, _ = told_after(look)
     assert problem.startswith("source outbox: no lane owns its slots 1, and an event has been due for ")
-    assert place.broker.delivered()
+    assert harness.broker.delivered()
 
 
 @LEASES
-def test_a_lane_that_hangs_is_told(place: Place, lease: str) -> None:
-    place.source["lease"] = lease
-    slow = place.brokers["broker"] = Slow()
-    place.timeout = 20.0
-    place.destination["publish_timeout"] = "1s"
-    place.enqueue("a", key="k")
-    with place.working(), watching(place) as look, watching(place, "two") as standby:
+def test_a_lane_that_hangs_is_told(harness: Harness, lease: str) -> None:
+    harness.source["lease"] = lease
+    slow = harness.brokers["broker"] = Slow()
+    harness.timeout = 20.0
+    harness.destination["publish_timeout"] = "1s"
+    harness.enqueue("a", key="k")
+    with harness.working(), watching(harness) as look, watching(harness, "two") as standby:
         # Another relay owns the slots of the second: it is for that one to tell.
         wait_for(lambda: standby() == [] and bool(look()), what="a problem")
         (problem,) = look()
@@ -138,12 +138,12 @@ def test_a_lane_that_hangs_is_told(place: Place, lease: str) -> None:
         wait_for(lambda: look() == [], what="readiness")
 
 
-def test_a_lane_that_waits_for_a_lock_is_told(place: Place) -> None:
-    place.enqueue("a", key="k")
-    other = place.database.connect()
-    with watching(place) as look, other.transaction():
+def test_a_lane_that_waits_for_a_lock_is_told(harness: Harness) -> None:
+    harness.enqueue("a", key="k")
+    other = harness.database.connect()
+    with watching(harness) as look, other.transaction():
         other.execute("SELECT 1 FROM openoutbox_events FOR UPDATE")
-        with place.working():
+        with harness.working():
             problem, _ = told_after(look)
             other.execute("COMMIT")
             wait_for(lambda: look() == [], what="readiness")
@@ -153,9 +153,9 @@ def test_a_lane_that_waits_for_a_lock_is_told(place: Place) -> None:
     )
 
 
-def test_a_table_that_is_locked_as_a_whole_holds_nobody_up(place: Place) -> None:
-    other = place.database.connect()
-    with watching(place) as look, other.transaction():
+def test_a_table_that_is_locked_as_a_whole_holds_nobody_up(harness: Harness) -> None:
+    other = harness.database.connect()
+    with watching(harness) as look, other.transaction():
         look()
         other.execute("LOCK TABLE openoutbox_events IN ACCESS EXCLUSIVE MODE")
         problem, seconds = told_after(look)
@@ -164,27 +164,27 @@ def test_a_table_that_is_locked_as_a_whole_holds_nobody_up(place: Place) -> None
 
 
 @LEASES
-def test_an_event_in_backoff_hides_no_other_that_stands_still(place: Place, lease: str) -> None:
-    place.source["lease"] = lease
-    place.destination["publish_timeout"] = "1s"
-    place.enqueue("tried", "behind it", key="k")
-    place.set("tried", attempts=1, available_at="infinity")
-    with idle_owner(place), watching(place) as look:
+def test_an_event_in_backoff_hides_no_other_that_stands_still(harness: Harness, lease: str) -> None:
+    harness.source["lease"] = lease
+    harness.destination["publish_timeout"] = "1s"
+    harness.enqueue("tried", "behind it", key="k")
+    harness.set("tried", attempts=1, available_at="infinity")
+    with idle_owner(harness), watching(harness) as look:
         assert_ready(look, 2 * INTERVAL)
-        place.enqueue("other", key="l")
+        harness.enqueue("other", key="l")
         problem, seconds = told_after(look)
     assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
     assert seconds < INTERVAL + 1.5
 
 
 @pytest.fixture
-def omnibox(database: Database) -> Iterator[OmniboxPlace]:
-    place = open_omnibox_place(database)
-    yield place
-    close_place(place)
+def omnibox(database: Database) -> Iterator[OmniboxHarness]:
+    harness = open_omnibox_harness(database)
+    yield harness
+    close_harness(harness)
 
 
-def test_an_event_in_backoff_hides_no_other_on_omnibox(omnibox: OmniboxPlace) -> None:
+def test_an_event_in_backoff_hides_no_other_on_omnibox(omnibox: OmniboxHarness) -> None:
     omnibox.destination["publish_timeout"] = "1s"
     omnibox.write("1", key="k")
     omnibox.conn.execute(
@@ -198,7 +198,7 @@ def test_an_event_in_backoff_hides_no_other_on_omnibox(omnibox: OmniboxPlace) ->
     assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
 
 
-def test_jeap_messages_that_stand_still_are_told_later(jeap: JeapPlace) -> None:
+def test_jeap_messages_that_stand_still_are_told_later(jeap: JeapHarness) -> None:
     jeap.destination["publish_timeout"] = "1s"
     jeap.send("a", key=b"k")
     with idle_owner(jeap), watching(jeap) as look:
@@ -208,7 +208,7 @@ def test_jeap_messages_that_stand_still_are_told_later(jeap: JeapPlace) -> None:
     assert problem.startswith("source outbox: its lanes deliver nothing, and an event has been due for ")
 
 
-def test_a_jeap_message_that_fails_again_and_again_is_no_reason(jeap: JeapPlace) -> None:
+def test_a_jeap_message_that_fails_again_and_again_is_no_reason(jeap: JeapHarness) -> None:
     jeap.destination["publish_timeout"] = "1s"
     jeap.broker.answers["a"] = [Retry("no")] * 10_000
     jeap.send("a", "behind it", key=b"k")
@@ -225,30 +225,30 @@ def test_a_jeap_message_that_fails_again_and_again_is_no_reason(jeap: JeapPlace)
 
 
 @pytest.mark.parametrize("kept", ["in backoff", "parked"])
-def test_events_that_wait_behind_one_that_failed_are_no_reason(place: Place, kept: str) -> None:
-    place.destination["publish_timeout"] = "1s"
-    place.source["retry"] = {
+def test_events_that_wait_behind_one_that_failed_are_no_reason(harness: Harness, kept: str) -> None:
+    harness.destination["publish_timeout"] = "1s"
+    harness.source["retry"] = {
         "base_delay": "1h",
         "max_delay": "1h",
         "max_attempts": 1 if kept == "parked" else 9,
     }
-    place.source["on_dead"] = "park"
-    place.broker.answers["a"] = [Retry("no")]
-    place.enqueue("a", "b", key="k")
-    with place.working(), watching(place) as look:
-        wait_for(lambda: "a" in place.broker.published(), what="the first try")
+    harness.source["on_dead"] = "park"
+    harness.broker.answers["a"] = [Retry("no")]
+    harness.enqueue("a", "b", key="k")
+    with harness.working(), watching(harness) as look:
+        wait_for(lambda: "a" in harness.broker.published(), what="the first try")
         assert_ready(look, 2 * INTERVAL)
-    assert place.broker.delivered() == []
+    assert harness.broker.delivered() == []
 
 
 @LEASES
-def test_a_backlog_that_is_worked_off_slowly_is_no_reason(place: Place, lease: str) -> None:
-    place.source |= {"lease": lease, "batch_size": 1}
-    place.brokers["broker"] = Slow(seconds=0.8)
-    place.destination["publish_timeout"] = "1s"
+def test_a_backlog_that_is_worked_off_slowly_is_no_reason(harness: Harness, lease: str) -> None:
+    harness.source |= {"lease": lease, "batch_size": 1}
+    harness.brokers["broker"] = Slow(seconds=0.8)
+    harness.destination["publish_timeout"] = "1s"
     for number in range(20):
-        place.enqueue(str(number), key=f"k{number % 3}")
-    place.conn.execute("UPDATE openoutbox_events SET available_at = now() - interval '1 day'")
-    with place.working(), watching(place) as look:
+        harness.enqueue(str(number), key=f"k{number % 3}")
+    harness.conn.execute("UPDATE openoutbox_events SET available_at = now() - interval '1 day'")
+    with harness.working(), watching(harness) as look:
         assert_ready(look, 3 * INTERVAL)
-    assert 2 < len(place.broker.delivered()) < 20
+    assert 2 < len(harness.broker.delivered()) < 20

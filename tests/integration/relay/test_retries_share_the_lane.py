@@ -10,7 +10,7 @@ import pytest
 
 from outspark.event import Message
 from outspark.outcome import Outcome, Retry
-from tests.integration.relay.place import Broker, Place
+from tests.integration.relay.harness import Broker, Harness
 from tests.waiting import wait_for
 
 HANG = 0.1
@@ -36,17 +36,17 @@ class Hanging(Broker):
 
 
 @pytest.fixture
-def hanging(leased: Place) -> Place:
+def hanging(leased: Harness) -> Harness:
     leased.brokers["broker"] = Hanging()
     leased.source |= {"batch_size": 10, "retry": {"base_delay": "10ms", "max_delay": "10ms", "jitter": 0.0}}
     return leased
 
 
-def test_keys_that_hang_do_not_starve_the_others(hanging: Place) -> None:
+def test_keys_that_hang_do_not_starve_the_others(hanging: Harness) -> None:
     for number in range(60):
         hanging.enqueue(f"h{number}", type="hang", key=f"h{number}")
     with hanging.working() as lane:
-        wait_for(lambda: sum(len(loop.source.keys.heads) for d in lane.desks for loop in d.loops) == 60)
+        wait_for(lambda: sum(len(loop.source.keys.heads) for d in lane.sessions for loop in d.loops) == 60)
         # Six batches of ten heads are due at any time, each of which takes a tenth of a second.
         for number in range(20):
             hanging.enqueue(f"g{number}", type="good", key="good")
@@ -55,7 +55,7 @@ def test_keys_that_hang_do_not_starve_the_others(hanging: Place) -> None:
             assert time.monotonic() - sent < 4 * HANG
 
 
-def test_heads_take_turns(hanging: Place) -> None:
+def test_heads_take_turns(hanging: Harness) -> None:
     """Those that hang are due again and again; one that failed once has its turn all the same."""
     for number in range(60):
         hanging.enqueue(f"h{number}", type="hang", key=f"h{number}")
@@ -66,7 +66,7 @@ def test_heads_take_turns(hanging: Place) -> None:
         wait_for(lambda: "once" in hanging.broker.delivered())
 
 
-def test_heads_are_tried_again_in_small_batches(hanging: Place) -> None:
+def test_heads_are_tried_again_in_small_batches(hanging: Harness) -> None:
     hanging.source["batch_size"] = 200
     broker = hanging.broker
     assert isinstance(broker, Hanging)

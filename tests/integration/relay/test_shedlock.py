@@ -17,8 +17,8 @@ from outspark.hosting import process
 from outspark.outcome import Outcome
 from outspark.relay import loop
 from outspark.relay.lane import Lane
-from tests.integration.relay.jeap_place import JeapPlace
-from tests.integration.relay.place import Broker
+from tests.integration.relay.harness import Broker
+from tests.integration.relay.jeap_harness import JeapHarness
 from tests.integration.relay.taking_turns import (
     Hold,
     JavaLock,
@@ -38,14 +38,14 @@ SHORT = timedelta(milliseconds=2100)
 
 
 @pytest.fixture
-def java(jeap: JeapPlace) -> JavaLock:
+def java(jeap: JeapHarness) -> JavaLock:
     conn = jeap.database.connect()
     conn.execute("SET TimeZone = 'Asia/Tokyo'")
     return JavaLock(conn)
 
 
 @pytest.fixture
-def short(jeap: JeapPlace, monkeypatch: pytest.MonkeyPatch) -> JeapPlace:
+def short(jeap: JeapHarness, monkeypatch: pytest.MonkeyPatch) -> JeapHarness:
     """A place where locks run out soon, and lanes look for them often."""
     monkeypatch.setattr(loop, "UPKEEP_INTERVAL", 0.05)
     monkeypatch.setattr(loop, "LOCK_MARGIN", 0.1)
@@ -58,7 +58,7 @@ def short(jeap: JeapPlace, monkeypatch: pytest.MonkeyPatch) -> JeapPlace:
 # The lock itself
 
 
-def test_one_holder_at_a_time(jeap: JeapPlace, java: JavaLock) -> None:
+def test_one_holder_at_a_time(jeap: JeapHarness, java: JavaLock) -> None:
     ours, twin, other = jeap.lock(), jeap.lock(), jeap.lock("two")
 
     assert ours.acquire()
@@ -79,7 +79,7 @@ def test_one_holder_at_a_time(jeap: JeapPlace, java: JavaLock) -> None:
     assert other.acquire()
 
 
-def test_a_row_of_another_task_is_not_touched(jeap: JeapPlace, java: JavaLock) -> None:
+def test_a_row_of_another_task_is_not_touched(jeap: JeapHarness, java: JavaLock) -> None:
     jeap.ask("INSERT INTO shedlock SELECT 'another task', now(), now(), 'somebody' RETURNING 1")
     before = jeap.ask("SELECT * FROM shedlock")
 
@@ -89,7 +89,7 @@ def test_a_row_of_another_task_is_not_touched(jeap: JeapPlace, java: JavaLock) -
     assert jeap.ask("SELECT * FROM shedlock WHERE name = 'another task'") == before
 
 
-def test_it_stays_locked_as_long_as_java_wants_it_at_least(jeap: JeapPlace, java: JavaLock) -> None:
+def test_it_stays_locked_as_long_as_java_wants_it_at_least(jeap: JeapHarness, java: JavaLock) -> None:
     java.at_least = timedelta(milliseconds=200)
     assert java.acquire()
     until = clock(jeap.conn) + java.at_least
@@ -102,7 +102,7 @@ def test_it_stays_locked_as_long_as_java_wants_it_at_least(jeap: JeapPlace, java
     assert clock(jeap.conn) >= until - timedelta(milliseconds=50)
 
 
-def test_extending_keeps_when_it_was_got(jeap: JeapPlace) -> None:
+def test_extending_keeps_when_it_was_got(jeap: JeapHarness) -> None:
     ours = jeap.lock()
     ours.acquire()
     first = jeap.ask("SELECT locked_at, lock_until FROM shedlock")[0]
@@ -114,7 +114,7 @@ def test_extending_keeps_when_it_was_got(jeap: JeapPlace) -> None:
     assert second[1] > first[1]
 
 
-def test_a_slow_answer_makes_it_shorter(jeap: JeapPlace, java: JavaLock) -> None:
+def test_a_slow_answer_makes_it_shorter(jeap: JeapHarness, java: JavaLock) -> None:
     ours = jeap.lock()
     ours.acquire()
     asking = threading.Thread(target=ours.acquire)
@@ -130,7 +130,7 @@ def test_a_slow_answer_makes_it_shorter(jeap: JeapPlace, java: JavaLock) -> None
     assert ours.held_for() <= left.total_seconds() + 0.05
 
 
-def test_it_is_asked_for_again_only_when_half_of_it_has_gone(jeap: JeapPlace) -> None:
+def test_it_is_asked_for_again_only_when_half_of_it_has_gone(jeap: JeapHarness) -> None:
     ours = jeap.lock(at_most=timedelta(milliseconds=400))
     assert ours.hold(0.05)
     first = lock_until(jeap.conn)
@@ -145,7 +145,7 @@ def test_it_is_asked_for_again_only_when_half_of_it_has_gone(jeap: JeapPlace) ->
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_who_dies_is_followed_when_its_time_has_passed_and_not_before(
-    jeap: JeapPlace, java: JavaLock, zone: str
+    jeap: JeapHarness, java: JavaLock, zone: str
 ) -> None:
     java.at_most = at_most = timedelta(milliseconds=300)
     ours = jeap.lock(at_most=at_most)
@@ -209,7 +209,7 @@ def two_hundred_turns(java: JavaLock, ours: ShedLock) -> Turns:
     return turns
 
 
-def test_200_hand_overs_without_ever_holding_it_together(jeap: JeapPlace, java: JavaLock) -> None:
+def test_200_hand_overs_without_ever_holding_it_together(jeap: JeapHarness, java: JavaLock) -> None:
     ours = jeap.lock()
     ours.conn.execute("SET TimeZone = 'America/New_York'")
 
@@ -220,7 +220,7 @@ def test_200_hand_overs_without_ever_holding_it_together(jeap: JeapPlace, java: 
     assert turns.refused > 200, "nobody was ever in the other's way"
 
 
-def test_whoever_ignores_the_lock_is_caught(jeap: JeapPlace, java: JavaLock) -> None:
+def test_whoever_ignores_the_lock_is_caught(jeap: JeapHarness, java: JavaLock) -> None:
     lock = jeap.lock()
     careless = Careless(lock.conn, lock.table, lock.name, lock.holder, lock.at_most)
 
@@ -261,13 +261,13 @@ HOLDER = """
 SELECT split_part(locked_by, '/', 3), lock_until > timezone('utc', clock_timestamp()) FROM shedlock"""
 
 
-def watch(place: JeapPlace, who: str = OURS) -> WatchedBroker:
-    broker = WatchedBroker(conn=place.database.connect(), who=who)
-    place.brokers["broker"] = broker
+def watch(harness: JeapHarness, who: str = OURS) -> WatchedBroker:
+    broker = WatchedBroker(conn=harness.database.connect(), who=who)
+    harness.brokers["broker"] = broker
     return broker
 
 
-def lane_turns(place: JeapPlace, broker: WatchedBroker) -> None:
+def lane_turns(harness: JeapHarness, broker: WatchedBroker) -> None:
     """Start a lane whenever the other relay is at work, stop it when it had a few batches, let go of the lock."""
     turns = broker.turns
     while not turns.over():
@@ -277,8 +277,8 @@ def lane_turns(place: JeapPlace, broker: WatchedBroker) -> None:
             mine = [each for each in turns.published[first:] if each.who == OURS]
             return len(mine) >= 4 or turns.over()
 
-        place.work(had_some)
-        place.lock().release()
+        harness.work(had_some)
+        harness.lock().release()
         mine = [each for each in turns.published[first:] if each.who == OURS]
         if mine:
             turns.holds.append(Hold(OURS, mine[0].start, mine[-1].end))
@@ -305,17 +305,17 @@ def java_turns(java: JavaLock, turns: Turns) -> None:
             turns.await_the_other(JAVA)
 
 
-def twenty_turns(place: JeapPlace, java: JavaLock) -> WatchedBroker:
-    place.source["batch_size"] = 2
+def twenty_turns(harness: JeapHarness, java: JavaLock) -> WatchedBroker:
+    harness.source["batch_size"] = 2
     for number in range(300):
-        place.send(f"{number:03}", key=b"%d" % (number % 20))
-    broker = watch(place)
+        harness.send(f"{number:03}", key=b"%d" % (number % 20))
+    broker = watch(harness)
     broker.turns.stop_after = 22
-    side_by_side(lambda: lane_turns(place, broker), lambda: java_turns(java, broker.turns))
+    side_by_side(lambda: lane_turns(harness, broker), lambda: java_turns(java, broker.turns))
     return broker
 
 
-def test_lanes_and_a_java_relay_take_turns(short: JeapPlace, java: JavaLock) -> None:
+def test_lanes_and_a_java_relay_take_turns(short: JeapHarness, java: JavaLock) -> None:
     broker = twenty_turns(short, java)
 
     turns = broker.turns
@@ -330,7 +330,7 @@ def test_lanes_and_a_java_relay_take_turns(short: JeapPlace, java: JavaLock) -> 
 
 
 def test_lanes_that_ignore_the_lock_are_caught(
-    short: JeapPlace, java: JavaLock, monkeypatch: pytest.MonkeyPatch
+    short: JeapHarness, java: JavaLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ShedLock, "acquire", believe)
 
@@ -341,7 +341,7 @@ def test_lanes_that_ignore_the_lock_are_caught(
 
 
 def test_a_lane_waits_until_the_time_of_a_dead_java_relay_has_passed(
-    short: JeapPlace, java: JavaLock
+    short: JeapHarness, java: JavaLock
 ) -> None:
     java.at_most = timedelta(milliseconds=500)
     assert java.acquire()
@@ -356,7 +356,7 @@ def test_a_lane_waits_until_the_time_of_a_dead_java_relay_has_passed(
 
 
 def test_a_java_relay_waits_until_the_time_of_a_dead_lane_has_passed(
-    short: JeapPlace, java: JavaLock
+    short: JeapHarness, java: JavaLock
 ) -> None:
     short.send("a", key=b"k")
     short.work_to_the_end()
@@ -369,7 +369,7 @@ def test_a_java_relay_waits_until_the_time_of_a_dead_lane_has_passed(
 
 
 def test_a_table_that_keeps_the_zone_works_in_utc_whatever_that_of_the_server(
-    short: JeapPlace, java: JavaLock
+    short: JeapHarness, java: JavaLock
 ) -> None:
     zoned = "ALTER COLUMN lock_until TYPE timestamptz, ALTER COLUMN locked_at TYPE timestamptz"
     short.conn.execute(f"ALTER TABLE shedlock {zoned}".encode())
@@ -388,10 +388,10 @@ def test_a_table_that_keeps_the_zone_works_in_utc_whatever_that_of_the_server(
 
 def is_refused(lane: Lane) -> bool:
     """Has it asked for the lock in vain?"""
-    return any(loop.lock and loop.lock._refused for desk in lane.desks for loop in desk.loops)
+    return any(loop.lock and loop.lock._refused for session in lane.sessions for loop in session.loops)
 
 
-def test_two_runs_of_ours_are_never_at_it_together(short: JeapPlace) -> None:
+def test_two_runs_of_ours_are_never_at_it_together(short: JeapHarness) -> None:
     """Longer than the lock holds by itself, so that it has to be extended."""
     turns = Turns(0)
     lanes = {}
@@ -416,10 +416,10 @@ def test_two_runs_of_ours_are_never_at_it_together(short: JeapPlace) -> None:
             wait_for(lambda: not short.waiting())
             assert {each.who for each in turns.published} == {"one"}
     for lane in lanes.values():
-        process.discard(lane.spec.shares[0].settings.url.get_secret_value())
+        process.discard(lane.spec.sources[0].settings.url.get_secret_value())
 
 
-def test_a_lane_that_lost_the_lock_publishes_nothing_more(short: JeapPlace, java: JavaLock) -> None:
+def test_a_lane_that_lost_the_lock_publishes_nothing_more(short: JeapHarness, java: JavaLock) -> None:
     """A publisher that overstays its time, longer than the lock holds, is the one way to lose it."""
     broker = watch(short)
     broker.wait = threading.Event()
@@ -430,7 +430,10 @@ def test_a_lane_that_lost_the_lock_publishes_nothing_more(short: JeapPlace, java
         wait_for(java.acquire, what="the end of the lane's time")
         stolen = clock(short.conn)
         broker.wait.set()
-        wait_for(lambda: [desk.problem for desk in lane.desks if desk.problem], what="the lane to notice")
+        wait_for(
+            lambda: [session.problem for session in lane.sessions if session.problem],
+            what="the lane to notice",
+        )
         wait_for(lambda: is_refused(lane))
         assert [each.message for each in broker.turns.published] == ["in flight"]
         assert short.states()["left"] == "waiting"

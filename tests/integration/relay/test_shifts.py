@@ -12,8 +12,8 @@ from outspark.event import Message
 from outspark.outcome import Outcome
 from tests.databases import Database
 from tests.history.checker import check
-from tests.history.stage import Draft, open_stage
-from tests.integration.relay.place import Broker, Place
+from tests.history.harness import Draft, open_harness
+from tests.integration.relay.harness import Broker, Harness
 from tests.waiting import wait_for
 
 CUT = """\
@@ -26,42 +26,42 @@ WHERE datname = current_database() AND starts_with(application_name, 'outspark')
 def test_a_hand_over_under_a_trickle_loses_and_doubles_nothing(
     lease: str, database: Database, tmp_path: Path
 ) -> None:
-    with open_stage(
-        database, tmp_path, relay={"lanes": 1, "shift": "300ms"}, source={"lease": lease}
-    ) as stage:
-        relay = stage.relay()
+    with open_harness(
+        database, tmp_path, hosting={"lanes": 1, "shift": "300ms"}, source={"lease": lease}
+    ) as harness:
+        relay = harness.relay()
 
         def trickle() -> bool:
             relay.tick()
-            stage.write(Draft("k"), Draft(None))
-            processes = {entry.process for entry in stage.entries()}
+            harness.write(Draft("k"), Draft(None))
+            processes = {entry.process for entry in harness.entries()}
             return len(processes) >= 4
 
         wait_for(trickle, timeout=30, what="the fourth shift")
-        wait_for(stage.finished)
+        wait_for(harness.finished)
         relay.stop()
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         deliveries = Counter(entry.event for entry in history.entries if entry.deed == "delivered")
         assert set(deliveries.values()) == {1}
-        assert stage.query("SELECT bool_and(clean) FROM outspark_slots") == [(True,)]
+        assert harness.query("SELECT bool_and(clean) FROM outspark_slots") == [(True,)]
 
 
 def test_two_relays_with_the_same_id_stay_apart(database: Database, tmp_path: Path) -> None:
-    with open_stage(database, tmp_path, relay={"id": "twin", "lanes": 1}) as stage:
-        first, second = stage.relay(), stage.relay()
-        stage.write(*(Draft(f"k{number % 5}") for number in range(50)))
-        wait_for(stage.finished)
+    with open_harness(database, tmp_path, relay={"id": "twin"}, hosting={"lanes": 1}) as harness:
+        first, second = harness.relay(), harness.relay()
+        harness.write(*(Draft(f"k{number % 5}") for number in range(50)))
+        wait_for(harness.finished)
         first.stop()
-        stage.write(*(Draft(f"k{number % 5}") for number in range(50)))
-        wait_for(stage.finished)
+        harness.write(*(Draft(f"k{number % 5}") for number in range(50)))
+        wait_for(harness.finished)
         second.stop()
 
-        assert check(stage.history()) == []
+        assert check(harness.history()) == []
 
 
-def test_an_exception_in_a_batch_is_no_clean_end(leased: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_batch_is_no_clean_end(leased: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was in flight is adopted, and its key does not go on without it."""
     leased.source["batch_size"] = 1
     leased.enqueue("a", "b", key="k")
@@ -82,7 +82,7 @@ def test_an_exception_in_a_batch_is_no_clean_end(leased: Place, monkeypatch: pyt
 
 
 def test_a_session_lost_in_the_middle_of_a_batch_is_made_good(
-    leased: Place, monkeypatch: pytest.MonkeyPatch
+    leased: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased.enqueue("a", "b", key="k")
     publish = Broker.publish
@@ -101,10 +101,10 @@ def test_a_session_lost_in_the_middle_of_a_batch_is_made_good(
     assert leased.states()["a"] == ("DELIVERED", 1)
 
 
-def test_noise_on_the_channel_hurts_nobody(place: Place) -> None:
-    with place.working() as lane:
-        wait_for(lambda: lane.desks and lane.desks[0].holds_baton)
+def test_noise_on_the_channel_hurts_nobody(harness: Harness) -> None:
+    with harness.working() as lane:
+        wait_for(lambda: lane.sessions and lane.sessions[0].holds_baton)
         for payload in ("", "ready", "ready one two", "ready 0", "free"):
-            place.conn.execute("SELECT pg_notify(%s, %s)", [lane.spec.channel, payload])
-        place.enqueue("a")
-        wait_for(lambda: place.broker.arrived)
+            harness.conn.execute("SELECT pg_notify(%s, %s)", [lane.spec.channel, payload])
+        harness.enqueue("a")
+        wait_for(lambda: harness.broker.arrived)

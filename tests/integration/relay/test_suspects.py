@@ -9,20 +9,20 @@ import pytest
 
 from tests.databases import Database
 from tests.history.checker import check
+from tests.history.harness import Draft, Harness, open_harness
 from tests.history.publisher import Behaviour
-from tests.history.stage import Draft, Stage, open_stage
 from tests.waiting import wait_for
 
 PASS, POISON, FAIL_FIRST = Behaviour.PASS, Behaviour.POISON, Behaviour.FAIL_FIRST
 ATTEMPTS = 3
 
 
-def relay_to_the_end(stage: Stage) -> None:
-    relay = stage.relay()
+def relay_to_the_end(harness: Harness) -> None:
+    relay = harness.relay()
 
     def over() -> bool:
         relay.tick()
-        return stage.finished()
+        return harness.finished()
 
     wait_for(over, timeout=30, what="the end of the backlog")
     relay.stop()
@@ -35,14 +35,14 @@ def source(lease: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lease", ["row", "slot"])
 def test_a_poison_event_dies_alone(lease: str, database: Database, tmp_path: Path) -> None:
-    with open_stage(database, tmp_path, relay={"lanes": 1}, source=source(lease)) as stage:
-        before = stage.write(*[Draft("before")] * 3, Draft(None))
-        (poison,) = stage.write(Draft("k", POISON))
-        behind = stage.write(Draft("k"), Draft("after"), Draft(None))
+    with open_harness(database, tmp_path, hosting={"lanes": 1}, source=source(lease)) as harness:
+        before = harness.write(*[Draft("before")] * 3, Draft(None))
+        (poison,) = harness.write(Draft("k", POISON))
+        behind = harness.write(Draft("k"), Draft("after"), Draft(None))
 
-        relay_to_the_end(stage)
+        relay_to_the_end(harness)
 
-        history = stage.history()
+        history = harness.history()
         assert check(history) == []
         assert history.rows[poison].status == "DEAD"
         assert history.rows[poison].attempts == ATTEMPTS
@@ -60,28 +60,30 @@ def test_a_poison_event_dies_alone(lease: str, database: Database, tmp_path: Pat
 def test_it_is_found_behind_a_long_blocked_key(lease: str, database: Database, tmp_path: Path) -> None:
     """What waits behind a failure is not in flight, and must not hide what is."""
     patient = {"base_delay": "1h", "max_delay": "1h", "max_attempts": ATTEMPTS}
-    with open_stage(
+    with open_harness(
         database,
         tmp_path,
-        relay={"lanes": 1},
+        hosting={"lanes": 1},
         source={**source(lease), "batch_size": 2, "retry": patient},
-    ) as stage:
-        stage.write(Draft("blocked", FAIL_FIRST), *[Draft("blocked")] * 10)
-        (poison,) = stage.write(Draft("k", POISON))
-        relay = stage.relay()
+    ) as harness:
+        harness.write(Draft("blocked", FAIL_FIRST), *[Draft("blocked")] * 10)
+        (poison,) = harness.write(Draft("k", POISON))
+        relay = harness.relay()
 
         def dead() -> bool:
             relay.tick()
-            return stage.history().rows[poison].status == "DEAD"
+            return harness.history().rows[poison].status == "DEAD"
 
         wait_for(dead, timeout=30)
         relay.stop()
 
 
 def test_a_parked_key_stays_parked_when_a_suspect_dies(database: Database, tmp_path: Path) -> None:
-    with open_stage(database, tmp_path, relay={"lanes": 1}, source=source("slot", on_dead="park")) as stage:
-        stage.write(Draft("k", POISON), Draft("k"), Draft("other"))
+    with open_harness(
+        database, tmp_path, hosting={"lanes": 1}, source=source("slot", on_dead="park")
+    ) as harness:
+        harness.write(Draft("k", POISON), Draft("k"), Draft("other"))
 
-        relay_to_the_end(stage)
+        relay_to_the_end(harness)
 
-        assert check(stage.history()) == []
+        assert check(harness.history()) == []

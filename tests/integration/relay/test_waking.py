@@ -17,7 +17,7 @@ from outspark.database.names import TableName, lock_class
 from outspark.outcome import Retry
 from outspark.relay import session
 from outspark.relay.waking import QUICK, Doorbell
-from tests.integration.relay.place import Place
+from tests.integration.relay.harness import Harness
 from tests.waiting import wait_for
 
 FALLBACK = 60.0
@@ -41,13 +41,13 @@ class ForgetfulDoorbell(DistantDoorbell):
 
 
 @pytest.fixture
-def street(place: Place) -> Place:
-    place.conn.execute(doorbell_ddl(TableName("openoutbox_events"), 1).encode())
-    place.source.update(doorbell=True, poll_interval=f"{FALLBACK:g}s")
-    return place
+def street(harness: Harness) -> Harness:
+    harness.conn.execute(doorbell_ddl(TableName("openoutbox_events"), 1).encode())
+    harness.source.update(doorbell=True, poll_interval=f"{FALLBACK:g}s")
+    return harness
 
 
-def missed_bursts(street: Place, bursts: int) -> int:
+def missed_bursts(street: Harness, bursts: int) -> int:
     """Write in bursts with silence after each; did one leave something lying about, with nobody to ring for it?
 
     The first events of a burst wake the lane for good; the last one comes when it may just be falling asleep.
@@ -56,7 +56,7 @@ def missed_bursts(street: Place, bursts: int) -> int:
     written: list[str] = []
     missed = 0
     with street.working() as lane:
-        wait_for(lambda: lane.desks and lane.desks[0].holds_baton)
+        wait_for(lambda: lane.sessions and lane.sessions[0].holds_baton)
         for burst in range(bursts):
             for number in range(size := rng.randint(4, 12)):
                 if number == size - 1:
@@ -72,19 +72,19 @@ def missed_bursts(street: Place, bursts: int) -> int:
     return missed
 
 
-def test_the_doorbell_misses_nothing(street: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doorbell_misses_nothing(street: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Doorbell", DistantDoorbell)
 
     assert missed_bursts(street, BURSTS) == 0
 
 
-def test_without_the_second_look_it_does(street: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_second_look_it_does(street: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Doorbell", ForgetfulDoorbell)
 
     assert missed_bursts(street, 4 * BURSTS) == 1
 
 
-def test_a_lane_beyond_the_doorbell_polls(street: Place) -> None:
+def test_a_lane_beyond_the_doorbell_polls(street: Harness) -> None:
     street.conn.execute("DROP TRIGGER outspark_doorbell ON openoutbox_events")
     street.source["poll_interval"] = "50ms"
     street.enqueue("a")
@@ -94,16 +94,16 @@ def test_a_lane_beyond_the_doorbell_polls(street: Place) -> None:
     assert street.broker.delivered() == ["a"]
 
 
-def test_polling_finds_what_comes_after_a_long_silence(place: Place) -> None:
-    place.source["poll_interval"] = "100ms"
-    with place.working() as lane:
-        wait_for(lambda: lane.desks and lane.desks[0].holds_baton)
-        place.ask("SELECT pg_sleep(0.5)")
-        place.enqueue("a")
-        wait_for(lambda: place.broker.arrived, timeout=5)
+def test_polling_finds_what_comes_after_a_long_silence(harness: Harness) -> None:
+    harness.source["poll_interval"] = "100ms"
+    with harness.working() as lane:
+        wait_for(lambda: lane.sessions and lane.sessions[0].holds_baton)
+        harness.ask("SELECT pg_sleep(0.5)")
+        harness.enqueue("a")
+        wait_for(lambda: harness.broker.arrived, timeout=5)
 
 
-def test_a_retry_is_not_left_to_the_fallback_poll(street: Place) -> None:
+def test_a_retry_is_not_left_to_the_fallback_poll(street: Harness) -> None:
     street.enqueue("a", key="k")
     street.broker.answers["a"] = [Retry("no luck")]
 
@@ -113,32 +113,32 @@ def test_a_retry_is_not_left_to_the_fallback_poll(street: Place) -> None:
     assert time.monotonic() - started < FALLBACK / 2
 
 
-def test_a_stop_is_heard_in_the_deepest_sleep(street: Place) -> None:
+def test_a_stop_is_heard_in_the_deepest_sleep(street: Harness) -> None:
     started = time.monotonic()
     with street.working() as lane:
-        wait_for(lambda: lane.desks and lane.desks[0].next_look() > time.monotonic() + FALLBACK / 2)
+        wait_for(lambda: lane.sessions and lane.sessions[0].next_poll() > time.monotonic() + FALLBACK / 2)
     assert time.monotonic() - started < FALLBACK / 2
 
 
-def test_a_lane_kept_awake_by_writers_leaves_them_more_and_more_time(place: Place) -> None:
+def test_a_lane_kept_awake_by_writers_leaves_them_more_and_more_time(harness: Harness) -> None:
     class_ = lock_class("bell", TableName("openoutbox_events", "public"))
-    with place.database.connect() as conn, psycopg.connect(place.database.url) as writer:
+    with harness.database.connect() as conn, psycopg.connect(harness.database.url) as writer:
         bell = Doorbell(conn, class_, lane=0, interval=FALLBACK)
         writer.execute("SELECT pg_advisory_xact_lock_shared(%s, 0)", [class_])
-        bell.found_nothing()
+        bell.after_empty_poll()
         waits = [0.001]
         while waits[-1] < QUICK:
             waits.append(min(waits[-1] * 2, QUICK))
             before = time.monotonic()
-            bell.worked(more=False)
-            assert bell.next_look >= before + waits[-1], waits
-        bell.worked(more=True)
-        assert bell.next_look == 0.0, "a backlog waits for nothing"
+            bell.after_batch(more=False)
+            assert bell.next_poll >= before + waits[-1], waits
+        bell.after_batch(more=True)
+        assert bell.next_poll == 0.0, "a backlog waits for nothing"
         writer.commit()
-        bell.found_nothing()
-        assert bell.next_look == 0.0, "it fell asleep, and looks once more"
-        bell.found_nothing()
-        assert bell.next_look > time.monotonic() + FALLBACK / 2
+        bell.after_empty_poll()
+        assert bell.next_poll == 0.0, "it fell asleep, and looks once more"
+        bell.after_empty_poll()
+        assert bell.next_poll > time.monotonic() + FALLBACK / 2
         bell.release()
-        bell.worked(more=False)
-        assert bell.next_look < time.monotonic() + QUICK / 2, "it begins with the shortest wait again"
+        bell.after_batch(more=False)
+        assert bell.next_poll < time.monotonic() + QUICK / 2, "it begins with the shortest wait again"

@@ -11,7 +11,7 @@ from outspark.event import Event
 from outspark.hosting import process
 from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.lane import Lane
-from outspark.relay.spec import LaneSpec, share_out
+from outspark.relay.spec import RelayLaneSpec, assign_slots
 from outspark.spark.beat import HANGING, SILENT, beating, prefix
 from outspark.spark.databases import Databases
 from tests.databases import Database
@@ -26,17 +26,18 @@ def hang(event: Event) -> Event:
     return event
 
 
-def spec(url: str) -> LaneSpec:
+def spec(url: str) -> RelayLaneSpec:
     settings = {
-        "relay": {"id": "test", "lanes": 1, "stuck_after": "1s"},
+        "relay": {"id": "test"},
+        "hosting": {"lanes": 1, "stuck_after": "1s"},
         "sources": {"default": {"url": url, "transform": f"{__name__}:hang", "lease_timeout": "1s"}},
         "destinations": {"default": {"type": "null", "publish_timeout": "500ms"}},
     }
-    [lane] = share_out(Settings.model_validate(settings), "run", {})
+    [lane] = assign_slots(Settings.model_validate(settings), "run", {})
     return lane
 
 
-def work(lane: LaneSpec) -> None:
+def work(lane: RelayLaneSpec) -> None:
     with beating(lane, given_up.set) as moved:
         Lane(lane).run(done.is_set, moved)
     process.close()
@@ -55,7 +56,7 @@ def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None
     thread = threading.Thread(target=work, args=[lane])
     thread.start()
     try:
-        [place] = wait_for(told, timeout=30, what="a place")
+        [harness] = wait_for(told, timeout=30, what="a place")
         silent = {"class": lane.baton[0], "lane": lane.lane, "seconds": 1}
         [after] = wait_for(
             lambda: databases.look({"default": database.url}, SILENT, silent), what="a silent lane"
@@ -70,5 +71,5 @@ def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None
         thread.join()
         databases.close()
     assert len(after) > len("an unknown place after: ")
-    assert place.startswith("test_beat.py:")
-    assert place.endswith(" hang")
+    assert harness.startswith("test_beat.py:")
+    assert harness.endswith(" hang")

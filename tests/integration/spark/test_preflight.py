@@ -21,10 +21,11 @@ from tests.databases import Database
 
 
 @contextmanager
-def monitor(sources: dict[str, dict[str, Any]], **relay: Any) -> Iterator[Monitor]:
+def monitor(sources: dict[str, dict[str, Any]], **hosting: Any) -> Iterator[Monitor]:
     settings = Settings.model_validate(
         {
-            "relay": {"id": "test", **relay},
+            "relay": {"id": "test"},
+            "hosting": hosting,
             "sources": sources,
             "destinations": {"nowhere": {"type": "null"}},
         }
@@ -84,7 +85,7 @@ def test_one_group_of_an_inbox_by_two_names_is_refused(database: Database) -> No
             "a": {"url": database.url, "group": "billing", "feed": feed},
             "b": {"url": elsewhere(database.url), "group": group, "feed": feed},
         }
-        app = InboxApp(Settings.model_validate({"inboxes": inboxes}), ["a", "b"], ["take"])
+        app = InboxApp(Settings.model_validate({"inboxes": inboxes}), ["a", "b"], ["consume"])
         try:
             app._preflight()
         finally:

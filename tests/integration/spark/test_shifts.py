@@ -22,7 +22,7 @@ from outspark.hosting.control import STOP, say
 from outspark.observability import metrics
 from outspark.observability.metrics import Tally
 from outspark.outbox.openoutbox import NewEvent, Outbox
-from outspark.relay.spec import LaneSpec, share_out
+from outspark.relay.spec import RelayLaneSpec, assign_slots
 from outspark.spark.session import has_ended
 from outspark.spark.shifts import FIRST_PAUSE, Shifts
 from tests.databases import Database
@@ -58,20 +58,21 @@ class Driver:
         )
 
 
-def spec(url: str, destination: dict[str, Any], shift: str = "2s") -> LaneSpec:
+def spec(url: str, destination: dict[str, Any], shift: str = "2s") -> RelayLaneSpec:
     settings = Settings.model_validate(
         {
-            "relay": {"id": "test", "lanes": 1, "shift": shift},
+            "relay": {"id": "test"},
+            "hosting": {"lanes": 1, "shift": shift},
             "sources": {"default": {"url": url}},
             "destinations": {"default": destination},
         }
     )
-    [lane] = share_out(settings, f"run{next(_runs)}", {})
+    [lane] = assign_slots(settings, f"run{next(_runs)}", {})
     return lane
 
 
 @contextmanager
-def driving(spark: SparkSession, lane: LaneSpec) -> Iterator[Driver]:
+def driving(spark: SparkSession, lane: RelayLaneSpec) -> Iterator[Driver]:
     """The lane is hosted within; at the end it must end by itself."""
     driver, stopping = Driver(), threading.Event()
     driver.shifts = Shifts(
@@ -93,8 +94,8 @@ def driving(spark: SparkSession, lane: LaneSpec) -> Iterator[Driver]:
         wait_for(lambda: _stopped(lane, thread), timeout=PATIENCE, what="an end of the lane")
 
 
-def _stopped(lane: LaneSpec, thread: threading.Thread) -> bool:
-    with connect(lane.shares[0].settings.url.get_secret_value(), "test") as conn:
+def _stopped(lane: RelayLaneSpec, thread: threading.Thread) -> bool:
+    with connect(lane.sources[0].settings.url.get_secret_value(), "test") as conn:
         say(conn, lane.channel, STOP)
     thread.join(0.2)
     return not thread.is_alive()

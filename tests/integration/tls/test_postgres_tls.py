@@ -129,7 +129,7 @@ def test_an_inbox_tells_an_expired_certificate(expired: TlsPostgres, certificate
     url = expired.tls_url("relay", PASSWORD, **_files(certificates))
     feed = {"type": "nats", "url": "nats://127.0.0.1:1", "topics": ["a"], "stream": "a"}
     given = {"inboxes": {"shop": {"url": url, "group": "billing", "feed": feed}}}
-    inbox = InboxApp(Settings.model_validate(given), ["shop"], ["take"])
+    inbox = InboxApp(Settings.model_validate(given), ["shop"], ["consume"])
     try:
         with pytest.raises(DatabaseRefused, match=refusals.EXPIRED):
             inbox._preflight()

@@ -20,9 +20,9 @@ from outspark.tools.bench import command, memory, probe
 from outspark.tools.bench.backlog import EVENT_TYPE, POINTS, STUCK_TYPE, Backlog, Between, Drained, append
 from outspark.tools.bench.drain import Case, Sample, Stand, drain
 from outspark.tools.bench.hosts import Hosts
-from outspark.tools.bench.inbox.measure import measure_inbox_take
+from outspark.tools.bench.inbox.consuming import TakeCase, TakeStand
+from outspark.tools.bench.inbox.measure import measure_inbox_consume
 from outspark.tools.bench.inbox.messages import Load
-from outspark.tools.bench.inbox.taking import TakeCase, TakeStand
 from outspark.tools.bench.jeap_serial import Serial
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.plot import write_plot
@@ -262,8 +262,8 @@ def test_a_broker_that_the_machine_lacks_is_left_out(
     monkeypatch.setenv("PATH", str(tmp_path))
     run = Run(arena, _results(), Progress(disable=True))
     measure_broker(run, "kafka")
-    measure_inbox_take(run)
-    assert run.results.left_out["kafka"] == run.results.left_out["inbox-take"]
+    measure_inbox_consume(run)
+    assert run.results.left_out["kafka"] == run.results.left_out["inbox-consume"]
     assert "\n" not in run.results.left_out["kafka"]
     assert not run.results.rows
     assert not run.results.targets
@@ -367,7 +367,7 @@ def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) 
 @pytest.mark.long
 @pytest.mark.needs("kafka", "spark")
 def test_an_inbox_takes_in_beside_plain_clients(tmp_path: Path) -> None:
-    results = _measure(tmp_path, "inbox-take")
+    results = _measure(tmp_path, "inbox-consume")
     assert [(row.host, row.destination) for row in results.rows] == [
         ("ceiling", "memory"),
         ("bare", "from kafka"),
@@ -379,7 +379,7 @@ def test_an_inbox_takes_in_beside_plain_clients(tmp_path: Path) -> None:
 
 @pytest.mark.needs("spark")
 def test_an_inbox_handles_beside_its_ceiling(tmp_path: Path) -> None:
-    results = _measure(tmp_path, "inbox-work")
+    results = _measure(tmp_path, "inbox-handle")
     assert [(row.host, row.destination) for row in results.rows] == [
         ("ceiling", "–"),
         ("bare", "handler"),
@@ -417,8 +417,8 @@ def test_every_kind_of_result_is_drawn(tmp_path: Path) -> None:
     results.rows.append(Row("kafka", "bare", "row", "kafka, one by one", rate=0.1))
     results.rows.append(Row("jeap", "serial", "slot", "kafka", rate=0.1, note="cores used: …"))
     results.rows.append(Row("jeap-finished", "spark", "slot", "null", rate=1.5, note="5 finished rows"))
-    results.rows.append(Row("inbox-take", "ceiling", "–", "memory", rate=1.5))
-    results.rows.append(Row("inbox-work", "spark", "row", "handler", rate=0.5))
+    results.rows.append(Row("inbox-consume", "ceiling", "–", "memory", rate=1.5))
+    results.rows.append(Row("inbox-handle", "spark", "row", "handler", rate=0.5))
     times = [0.1 * hundredth for hundredth in range(1, 101)]
     results.curves = {"trickle polling": [-0.1, 5.0, 20.0], "backlog row": times, "soak": [[0, 10], [60, 11]]}
     write_plot(results, tmp_path / "all.png")

@@ -44,7 +44,7 @@ class InboxHosts:
     _conn: Connection = field(init=False)
 
     def __post_init__(self) -> None:
-        form = "outspark {}" if self.task == "take" else "outspark inbox {}"
+        form = "outspark {}" if self.task == "consume" else "outspark inbox {}"
         self._seen = {form.format(f"bench-{NAME}-{lane}"): set() for lane in range(self.plan.lanes)}
 
     @property
@@ -122,7 +122,8 @@ class InboxHosts:
         # A plain process has no successor: its one shift lasts for as long as the bench needs it.
         shift = f"{self.plan.shift:g}s" if self.host == "spark" else "24h"
         return {
-            "relay": {"id": "bench", "lanes": self.plan.lanes, "shift": shift, "spark": PATIENT},
+            "relay": {"id": "bench"},
+            "hosting": {"lanes": self.plan.lanes, "shift": shift, "spark": PATIENT},
             "log": {"level": "warning"},
             "inboxes": {NAME: inbox},
         }

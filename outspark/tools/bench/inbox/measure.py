@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from outspark.errors import ExtraMissing, ServerStartError
 from outspark.tools.bench.drain import Case
-from outspark.tools.bench.inbox.taking import TakeCase, TakeStand
+from outspark.tools.bench.inbox.consuming import TakeCase, TakeStand
 from outspark.tools.bench.results import Target
 from outspark.tools.bench.run import Run, compare, median_rate, row
 from outspark.tools.bench.tables import INBOX
@@ -15,13 +15,13 @@ WANTED_OF_CLIENTS = 0.7
 WANTED_RATE, WANTED_OF_SQL = 5000, 0.5
 
 
-def measure_inbox_take(run: Run) -> None:
+def measure_inbox_consume(run: Run) -> None:
     """Messages of Kafka, half of them copies, beside plain clients that have them in memory."""
     with ExitStack() as stack:
         try:
             stack.enter_context(run.arena.broker("kafka"))
         except (ExtraMissing, ServerStartError) as error:
-            run.leave_out("inbox-take", str(error))
+            run.leave_out("inbox-consume", str(error))
             return
         messages = run.plan.events
         ceiling, bare, spark = (
@@ -30,15 +30,15 @@ def measure_inbox_take(run: Run) -> None:
             TakeCase("spark", messages),
         )
         stands = {case: TakeStand(run.arena, case) for case in (ceiling, bare, spark)}
-        samples = run.take_turns("inbox-take", stands)
+        samples = run.take_turns("inbox-consume", stands)
     most = median_rate(samples[ceiling])
     for case, drains in samples.items():
-        run.add(row("inbox-take", case.host, "–", case.source, drains, most, drains[-1].cores_used()))
+        run.add(row("inbox-consume", case.host, "–", case.source, drains, most, drains[-1].cores_used()))
     reached = compare(samples, spark, ceiling)
     run.want(Target("taking in from Kafka on Spark, of the ceiling", "≥", WANTED_OF_CLIENTS, reached, "×"))
 
 
-def measure_inbox_work(run: Run) -> None:
+def measure_inbox_handle(run: Run) -> None:
     """A handler that inserts one row, bare and on Spark; either of two targets will do."""
     events = run.plan.events
     ceiling, bare, spark = (
@@ -46,9 +46,9 @@ def measure_inbox_work(run: Run) -> None:
         Case("bare", "row", events, table=INBOX),
         Case("spark", "row", events, table=INBOX),
     )
-    samples = run.rounds("inbox-work", [ceiling, bare, spark])
+    samples = run.rounds("inbox-handle", [ceiling, bare, spark])
     run.ceilings[INBOX] = median_rate(samples[ceiling])
-    run.add_drains("inbox-work", samples)
+    run.add_drains("inbox-handle", samples)
     rate = median_rate(samples[spark])
     if rate >= WANTED_RATE:
         run.want(Target("handling on Spark, rate", "≥", WANTED_RATE, rate, "events/s"))

@@ -295,8 +295,8 @@ class FeedOutages:
 
 
 def _identity(message: Received) -> tuple[Any, ...]:
-    place = (message.topic, message.log, message.partition, message.offset)
-    return (*place, message.timestamp, message.body, tuple(message.headers))
+    harness = (message.topic, message.log, message.partition, message.offset)
+    return (*harness, message.timestamp, message.body, tuple(message.headers))
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

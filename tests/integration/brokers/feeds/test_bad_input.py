@@ -12,7 +12,7 @@ import pytest
 
 from outspark.inbox import Accepted, Duplicate, InboxEvent, Intake
 from tests.integration.brokers.feeds.contract import NOT_TEXT, PATIENCE, Rig, bodies, gather
-from tests.integration.inbox.place import Place, uuid7_at, write
+from tests.integration.inbox.harness import Harness, uuid7_at, write
 from tests.waiting import wait_for
 
 GROUPS = ("billing", "shipping")
@@ -66,11 +66,11 @@ def send_all(rig: Rig) -> list[str]:
     return ["no id", "long id", "odd id", "odd header", "key", "last"]
 
 
-def take(rig: Rig, place: Place, reader: str, group: str) -> list[Accepted]:
+def take(rig: Rig, harness: Harness, reader: str, group: str) -> list[Accepted]:
     """All that the broker has for `reader`, into the inbox of `group`."""
     outcomes: list[Accepted] = []
     with closing(rig.open(reader)) as feed:
-        intake = Intake(feed, place.acceptor(group))
+        intake = Intake(feed, harness.acceptor(group))
 
         def all_taken() -> bool:
             outcomes.extend(intake.run_once(0.2))
@@ -80,7 +80,7 @@ def take(rig: Rig, place: Place, reader: str, group: str) -> list[Accepted]:
     return outcomes
 
 
-def test_each_message_has_its_end_and_the_broker_moves_on(rig: Rig, either: Place) -> None:
+def test_each_message_has_its_end_and_the_broker_moves_on(rig: Rig, either: Harness) -> None:
     @either.router.otherwise
     def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
         write(conn, f"{event.group} {event.payload['name']}")

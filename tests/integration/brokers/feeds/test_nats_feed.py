@@ -131,9 +131,9 @@ def test_members_share_what_there_is(rig: NatsFeedRig) -> None:
     got: list[list[Any]] = [[], []]
 
     def enough() -> bool:
-        for place, feed in enumerate((one, two)):
+        for harness, feed in enumerate((one, two)):
             batch = feed.poll(10, 0.05)
-            got[place] += bodies(batch)
+            got[harness] += bodies(batch)
             feed.commit(batch)
         return len(got[0]) + len(got[1]) >= 40
 

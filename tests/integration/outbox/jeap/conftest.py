@@ -7,14 +7,14 @@ import pytest
 import sqlalchemy as sa
 
 from tests.databases import Database
-from tests.integration.outbox.jeap.place import Place
+from tests.integration.outbox.jeap.harness import Harness
 
 
 @pytest.fixture
-def place(database: Database) -> Iterator[Place]:
-    with closing(Place(database)) as place:
-        place.create()
-        yield place
+def harness(database: Database) -> Iterator[Harness]:
+    with closing(Harness(database)) as harness:
+        harness.create()
+        yield harness
 
 
 @pytest.fixture

@@ -19,21 +19,21 @@ from sqlalchemy.ext.asyncio import (
 
 from outspark.errors import TransactionRequired
 from outspark.outbox.jeap import JeapOutbox
-from tests.integration.outbox.jeap.place import SHORT, Place, bodies, message, messages
+from tests.integration.outbox.jeap.harness import SHORT, Harness, bodies, message, messages
 
 ASYNC_DRIVERS = [driver for driver in ("psycopg", "asyncpg") if importlib.util.find_spec(driver)]
 
 
-def url(place: Place, driver: str) -> str:
-    return place.database.url.replace("postgresql://", f"postgresql+{driver}://")
+def url(harness: Harness, driver: str) -> str:
+    return harness.database.url.replace("postgresql://", f"postgresql+{driver}://")
 
 
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS)
-def test_an_async_session(place: Place, driver: str) -> None:
-    outbox = place.outbox()
+def test_an_async_session(harness: Harness, driver: str) -> None:
+    outbox = harness.outbox()
 
     async def work() -> None:
-        engine = create_async_engine(url(place, driver), pool_size=1, max_overflow=0, pool_timeout=5)
+        engine = create_async_engine(url(harness, driver), pool_size=1, max_overflow=0, pool_timeout=5)
         async with AsyncSession(engine) as session:
             async with session.begin():
                 await outbox.send_async(session, *messages(2))
@@ -53,20 +53,20 @@ def test_an_async_session(place: Place, driver: str) -> None:
         await engine.dispose()
 
     asyncio.run(work())
-    rows = place.rows()
+    rows = harness.rows()
     assert bodies(rows) == [b"0", b"1", b"later", b"on a connection"]
     assert [row.sent_immediately is not None for row in rows] == [True, True, False, False]
     assert all(60 <= row.hold < 65 for row in rows[:2])
-    assert place.posted("immediate") == {"committed": 2, "rolled_back": 2}
-    assert place.posted("scheduled") == {"committed": 1, "unknown": 1}
-    assert place.transmitted() == 2
+    assert harness.posted("immediate") == {"committed": 2, "rolled_back": 2}
+    assert harness.posted("scheduled") == {"committed": 1, "unknown": 1}
+    assert harness.transmitted() == 2
 
 
-def test_an_async_scoped_session(place: Place) -> None:
-    outbox = place.outbox()
+def test_an_async_scoped_session(harness: Harness) -> None:
+    outbox = harness.outbox()
 
     async def work() -> None:
-        engine = create_async_engine(url(place, "psycopg"))
+        engine = create_async_engine(url(harness, "psycopg"))
         session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
         async with session.begin():
             await outbox.send_async(session, message())
@@ -74,14 +74,14 @@ def test_an_async_scoped_session(place: Place) -> None:
         await engine.dispose()
 
     asyncio.run(work())
-    assert place.row().sent_immediately
+    assert harness.row().sent_immediately
 
 
-def test_an_async_connection_of_psycopg(place: Place) -> None:
-    outbox = place.outbox()
+def test_an_async_connection_of_psycopg(harness: Harness) -> None:
+    outbox = harness.outbox()
 
     async def work() -> None:
-        async with await psycopg.AsyncConnection.connect(place.database.url, autocommit=True) as conn:
+        async with await psycopg.AsyncConnection.connect(harness.database.url, autocommit=True) as conn:
             async with outbox.transaction_async(conn) as tx:
                 await tx.send(*messages(2))
                 await tx.send_scheduled(message(b"later"))
@@ -96,26 +96,26 @@ def test_an_async_connection_of_psycopg(place: Place) -> None:
                 await outbox.send_scheduled_async(conn, message(b"on a connection"))
 
     asyncio.run(work())
-    rows = place.rows()
+    rows = harness.rows()
     assert bodies(rows) == [b"0", b"1", b"later", b"on a connection"]
     assert [row.sent_immediately is not None for row in rows] == [True, True, False, False]
-    assert place.posted("immediate") == {"committed": 2, "rolled_back": 1}
-    assert place.posted("scheduled") == {"committed": 1, "unknown": 1}
+    assert harness.posted("immediate") == {"committed": 2, "rolled_back": 1}
+    assert harness.posted("scheduled") == {"committed": 1, "unknown": 1}
 
 
 def _roll_back() -> None:
     raise psycopg.Rollback
 
 
-async def by_session(place: Place, outbox: JeapOutbox) -> None:
-    engine = create_async_engine(url(place, "psycopg"))
+async def by_session(harness: Harness, outbox: JeapOutbox) -> None:
+    engine = create_async_engine(url(harness, "psycopg"))
     async with AsyncSession(engine) as session, session.begin():
         await outbox.send_async(session, message())
     await engine.dispose()
 
 
-async def by_connection(place: Place, outbox: JeapOutbox) -> None:
-    async with await psycopg.AsyncConnection.connect(place.database.url) as conn:
+async def by_connection(harness: Harness, outbox: JeapOutbox) -> None:
+    async with await psycopg.AsyncConnection.connect(harness.database.url) as conn:
         async with outbox.transaction_async(conn) as tx:
             await tx.send(message())
 
@@ -123,7 +123,7 @@ async def by_connection(place: Place, outbox: JeapOutbox) -> None:
 @pytest.mark.needs("kafka")
 @pytest.mark.parametrize("send", [by_session, by_connection])
 def test_a_broker_that_hangs_does_not_stop_the_event_loop(
-    place: Place, send: Callable[[Place, JeapOutbox], Awaitable[None]]
+    harness: Harness, send: Callable[[Harness, JeapOutbox], Awaitable[None]]
 ) -> None:
     longest = 0.0
 
@@ -136,16 +136,16 @@ def test_a_broker_that_hangs_does_not_stop_the_event_loop(
 
     async def work(outbox: JeapOutbox) -> None:
         ticking = asyncio.create_task(tick())
-        await send(place, outbox)
+        await send(harness, outbox)
         ticking.cancel()
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hanging = {"type": "kafka", "url": f"kafka://127.0.0.1:{silent.getsockname()[1]}"}
-        outbox = place.outbox(destination=hanging, **SHORT)
+        outbox = harness.outbox(destination=hanging, **SHORT)
         started = time.monotonic()
         asyncio.run(work(outbox))
         held = time.monotonic() - started
 
     assert held >= 0.5
     assert longest < held / 2
-    assert place.row().waits
+    assert harness.row().waits

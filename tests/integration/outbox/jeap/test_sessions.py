@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outspark.errors import EventInvalid, SettingsError, TransactionRequired
 from outspark.outbox.jeap import NewMessage
-from tests.integration.outbox.jeap.place import TABLE, Place, bodies, message, messages
+from tests.integration.outbox.jeap.harness import TABLE, Harness, bodies, message, messages
 
 DIE_AT_COMMIT = f"""
 CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS
@@ -32,41 +32,43 @@ CREATE TRIGGER refuse BEFORE UPDATE OF sent_immediately ON {TABLE}
   FOR EACH ROW EXECUTE FUNCTION refuse()"""
 
 
-def test_a_message_is_a_row_as_jeap_writes_it(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox(cluster="main")
+def test_a_message_is_a_row_as_jeap_writes_it(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox(cluster="main")
     id = uuid4()
     sent = NewMessage("orders", b"\x00\xff", "OrderCreated", b"\xfe", "1.2.0", id, "order 7 created")
     with Session(engine) as session, session.begin():
         [number] = outbox.send_scheduled(session, sent)
 
-    row = place.row()
+    row = harness.row()
     assert (row.id, row.message, row.key, row.cluster_name) == (number, b"\x00\xff", b"\xfe", "main")
     assert (row.topic, row.message_id, row.message_idempotence_id) == ("orders", str(id), "order 7 created")
     assert (row.message_type_name, row.message_type_version) == ("OrderCreated", "1.2.0")
     assert (row.send_immediately, row.schedule_after, row.resend) == (False, None, False)
     assert row.waits
     assert (row.fail_reason, row.trace_id_high, row.trace_id, row.span_id, row.sampled) == (None,) * 5
-    assert place.ready() == [number]
+    assert harness.ready() == [number]
 
 
-def test_a_committed_message_is_sent_and_marked(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_committed_message_is_sent_and_marked(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session:
         with session.begin():
             outbox.send(session, message())
-            assert place.rows() == []
-        row = place.row()
+            assert harness.rows() == []
+        row = harness.row()
 
     assert row.send_immediately
     assert row.sent_immediately is not None
     assert row.created < row.sent_immediately
     assert (row.sent_scheduled, row.failed, row.resend) == (None, None, False)
-    assert place.posted("immediate") == {"committed": 1}
-    assert place.transmitted() == 1
+    assert harness.posted("immediate") == {"committed": 1}
+    assert harness.transmitted() == 1
 
 
-def test_one_statement_writes_all_messages_and_two_more_send_them(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_one_statement_writes_all_messages_and_two_more_send_them(
+    harness: Harness, engine: sa.Engine
+) -> None:
+    outbox = harness.outbox()
     statements: list[str] = []
 
     def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
@@ -78,40 +80,40 @@ def test_one_statement_writes_all_messages_and_two_more_send_them(place: Place, 
         session.execute(sa.text("--\nSELECT 1"))
 
     assert statements == ["INSERT", "SELECT", "UPDATE", "UPDATE"]
-    assert ids == sorted(ids) == [row.id for row in place.rows()]
-    assert bodies(place.rows()) == [b"%d" % number for number in range(100)]
-    assert place.transmitted() == 100
+    assert ids == sorted(ids) == [row.id for row in harness.rows()]
+    assert bodies(harness.rows()) == [b"%d" % number for number in range(100)]
+    assert harness.transmitted() == 100
 
 
-def test_the_relay_waits_for_the_longest_send_of_every_message(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_the_relay_waits_for_the_longest_send_of_every_message(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session, session.begin():
         outbox.send(session, message())
         outbox.send(session, *messages(2))
         outbox.send_scheduled(session, message(b"scheduled"))
 
-    *sent, scheduled = place.rows()
+    *sent, scheduled = harness.rows()
     assert len({row.schedule_after for row in sent}) == 1
     assert all(60 <= row.hold < 65 for row in sent)
     assert scheduled.schedule_after is None
-    assert place.ready() == [scheduled.id]
-    assert place.posted("immediate") == {"committed": 3}
-    assert place.posted("scheduled") == {"committed": 1}
+    assert harness.ready() == [scheduled.id]
+    assert harness.posted("immediate") == {"committed": 3}
+    assert harness.posted("scheduled") == {"committed": 1}
 
 
-def test_two_outboxes_in_one_transaction_are_held_together(place: Place, engine: sa.Engine) -> None:
-    one, two = place.outbox(), place.outbox(cluster="second", clusters={"second": {"type": "null"}})
+def test_two_outboxes_in_one_transaction_are_held_together(harness: Harness, engine: sa.Engine) -> None:
+    one, two = harness.outbox(), harness.outbox(cluster="second", clusters={"second": {"type": "null"}})
     with Session(engine) as session, session.begin():
         one.send(session, *messages(2))
         two.send(session, message())
 
-    assert all(60 <= row.hold < 65 and row.sent_immediately for row in place.rows())
-    assert [row.cluster_name for row in place.rows()] == [None, None, "second"]
+    assert all(60 <= row.hold < 65 and row.sent_immediately for row in harness.rows())
+    assert [row.cluster_name for row in harness.rows()] == [None, None, "second"]
 
 
 @pytest.mark.parametrize("how", ["rollback", "close", "error"])
-def test_what_is_rolled_back_is_never_sent(place: Place, engine: sa.Engine, how: str) -> None:
-    outbox = place.outbox()
+def test_what_is_rolled_back_is_never_sent(harness: Harness, engine: sa.Engine, how: str) -> None:
+    outbox = harness.outbox()
     session = Session(engine)
     session.begin()
     outbox.send(session, message())
@@ -128,14 +130,16 @@ def test_what_is_rolled_back_is_never_sent(place: Place, engine: sa.Engine, how:
         outbox.send(session, message(b"kept"))
     session.close()
 
-    assert bodies(place.rows()) == [b"kept"]
-    assert place.posted("immediate") == {"committed": 1, "rolled_back": 1}
-    assert place.posted("scheduled") == {"rolled_back": 1}
-    assert place.transmitted() == 1
+    assert bodies(harness.rows()) == [b"kept"]
+    assert harness.posted("immediate") == {"committed": 1, "rolled_back": 1}
+    assert harness.posted("scheduled") == {"rolled_back": 1}
+    assert harness.transmitted() == 1
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(
+    harness: Harness, engine: sa.Engine
+) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session, session.begin():
         outbox.send(session, message(b"before"))
         savepoint = session.begin_nested()
@@ -143,45 +147,45 @@ def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(place: Place
         savepoint.rollback()
         outbox.send(session, message(b"after"))
 
-    assert bodies(place.rows()) == [b"before", b"after"]
-    assert all(row.sent_immediately for row in place.rows())
-    assert place.posted("immediate") == {"committed": 2, "rolled_back": 1}
-    assert place.transmitted() == 2
+    assert bodies(harness.rows()) == [b"before", b"after"]
+    assert all(row.sent_immediately for row in harness.rows())
+    assert harness.posted("immediate") == {"committed": 2, "rolled_back": 1}
+    assert harness.transmitted() == 2
 
 
-def test_a_savepoint_that_is_released_sends_nothing_yet(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_savepoint_that_is_released_sends_nothing_yet(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session, session.begin():
         with session.begin_nested():
             with session.begin_nested():
                 outbox.send(session, message())
-        assert place.transmitted() == 0
-        assert place.posted("immediate") == {}
+        assert harness.transmitted() == 0
+        assert harness.posted("immediate") == {}
 
-    assert place.row().sent_immediately
-    assert place.transmitted() == 1
-    assert place.posted("immediate") == {"committed": 1}
+    assert harness.row().sent_immediately
+    assert harness.transmitted() == 1
+    assert harness.posted("immediate") == {"committed": 1}
 
 
 def test_a_commit_with_a_savepoint_open_leaves_the_message_to_the_relay(
-    place: Place, engine: sa.Engine
+    harness: Harness, engine: sa.Engine
 ) -> None:
     """Which of them it has cannot be told there, but they are never forgotten."""
-    outbox = place.outbox()
+    outbox = harness.outbox()
     with Session(engine) as session:
         outer = session.begin()
         session.begin_nested()
         outbox.send(session, message())
         outer.commit()
 
-    assert place.row().waits
-    assert 20 <= place.row().hold < 21
+    assert harness.row().waits
+    assert 20 <= harness.row().hold < 21
 
 
 def test_a_message_sent_by_a_flush_inside_the_commit_is_left_to_the_relay(
-    place: Place, engine: sa.Engine
+    harness: Harness, engine: sa.Engine
 ) -> None:
-    outbox = place.outbox()
+    outbox = harness.outbox()
     base = sa.orm.declarative_base()
     table = type("Thing", (base,), {"__tablename__": "thing", "id": sa.Column(sa.Integer, primary_key=True)})
     base.metadata.create_all(engine)
@@ -190,86 +194,88 @@ def test_a_message_sent_by_a_flush_inside_the_commit_is_left_to_the_relay(
         with session.begin():
             session.add(table(id=1))
 
-    assert place.row().waits
-    assert 20 <= place.row().hold < 21
-    assert place.posted("immediate") == {"committed": 1}
+    assert harness.row().waits
+    assert 20 <= harness.row().hold < 21
+    assert harness.posted("immediate") == {"committed": 1}
 
 
 def test_a_session_that_joined_a_transaction_leaves_its_messages_to_the_relay(
-    place: Place, engine: sa.Engine
+    harness: Harness, engine: sa.Engine
 ) -> None:
-    outbox = place.outbox()
+    outbox = harness.outbox()
     with engine.begin() as conn:
         with Session(conn) as session, session.begin():
             outbox.send(session, message())
-        assert place.rows() == []
+        assert harness.rows() == []
 
-    assert place.row().waits
-    assert 20 <= place.row().hold < 21
-    assert place.posted("immediate") == {"unknown": 1}
-    assert place.transmitted() == 0
+    assert harness.row().waits
+    assert 20 <= harness.row().hold < 21
+    assert harness.posted("immediate") == {"unknown": 1}
+    assert harness.transmitted() == 0
 
 
-def test_a_session_on_a_connection_of_its_own_sends(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_session_on_a_connection_of_its_own_sends(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with engine.connect() as conn:
         with Session(conn) as session, session.begin():
             outbox.send(session, message())
         assert not conn.in_transaction()
 
-    assert place.row().sent_immediately
+    assert harness.row().sent_immediately
 
 
-def test_a_scoped_session(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_scoped_session(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     session = scoped_session(sessionmaker(engine))
     with session.begin():
         outbox.send(session, message())
     session.remove()
 
-    assert place.row().sent_immediately
+    assert harness.row().sent_immediately
 
 
-def test_a_commit_that_the_database_refuses_is_a_rollback(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
-    place.database.connect().execute(REFUSE_AT_COMMIT)
+def test_a_commit_that_the_database_refuses_is_a_rollback(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
+    harness.database.connect().execute(REFUSE_AT_COMMIT)
     with Session(engine) as session:
         with pytest.raises(sa.exc.DBAPIError), session.begin():
             outbox.send(session, message())
 
-    assert place.rows() == []
-    assert place.posted("immediate") == {"rolled_back": 1}
-    assert place.transmitted() == 0
+    assert harness.rows() == []
+    assert harness.posted("immediate") == {"rolled_back": 1}
+    assert harness.transmitted() == 0
 
 
-def test_nobody_knows_about_a_commit_in_which_the_connection_is_lost(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
-    place.database.connect().execute(DIE_AT_COMMIT)
+def test_nobody_knows_about_a_commit_in_which_the_connection_is_lost(
+    harness: Harness, engine: sa.Engine
+) -> None:
+    outbox = harness.outbox()
+    harness.database.connect().execute(DIE_AT_COMMIT)
     with Session(engine) as session:
         with pytest.raises(sa.exc.DBAPIError), session.begin():
             outbox.send(session, message())
 
-    assert place.posted("immediate") == {"unknown": 1}
-    assert place.transmitted() == 0
+    assert harness.posted("immediate") == {"unknown": 1}
+    assert harness.transmitted() == 0
 
 
 def test_nothing_is_raised_when_a_message_cannot_be_marked(
-    place: Place, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    harness: Harness, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = place.outbox()
-    place.database.connect().execute(REFUSE_MARK)
+    outbox = harness.outbox()
+    harness.database.connect().execute(REFUSE_MARK)
     with caplog.at_level(logging.ERROR), Session(engine) as session, session.begin():
         outbox.send(session, message())
 
-    assert place.row().waits
+    assert harness.row().waits
     assert "left to the relay" in caplog.text
 
 
 def test_what_the_relay_was_faster_with_stays_as_it_is(
-    place: Place, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    harness: Harness, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = place.outbox()
-    conn = place.database.connect()
+    outbox = harness.outbox()
+    conn = harness.database.connect()
     # As a relay that takes the message between its commit and its mark.
     conn.execute(
         f"CREATE FUNCTION faster() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
@@ -279,12 +285,12 @@ def test_what_the_relay_was_faster_with_stays_as_it_is(
     with caplog.at_level(logging.INFO), Session(engine) as session, session.begin():
         outbox.send(session, message())
 
-    assert place.row().waits
+    assert harness.row().waits
     assert "the relay was faster" in caplog.text
 
 
-def test_nothing_is_sent_outside_a_transaction(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_nothing_is_sent_outside_a_transaction(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session:
         with pytest.raises(TransactionRequired, match=r"send needs a transaction.*session\.begin"):
             outbox.send(session, message())
@@ -293,56 +299,56 @@ def test_nothing_is_sent_outside_a_transaction(place: Place, engine: sa.Engine) 
     with engine.connect() as conn:
         with pytest.raises(TransactionRequired, match="send_scheduled needs a transaction"):
             outbox.send_scheduled(conn, message())
-    assert place.rows() == []
+    assert harness.rows() == []
 
 
-def test_a_bare_connection_takes_only_scheduled_messages(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_bare_connection_takes_only_scheduled_messages(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with engine.begin() as conn:
         with pytest.raises(TransactionRequired, match="a SQLAlchemy Session, or leave"):
             outbox.send(conn, message())  # type: ignore[arg-type]
         outbox.send_scheduled(conn, message())
 
-    assert place.ready() == [place.row().id]
-    assert place.posted("scheduled") == {"unknown": 1}
+    assert harness.ready() == [harness.row().id]
+    assert harness.posted("scheduled") == {"unknown": 1}
 
 
-def test_an_engine_that_commits_by_itself_is_refused(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_an_engine_that_commits_by_itself_is_refused(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     own = engine.execution_options(isolation_level="AUTOCOMMIT")
     with Session(own) as session, session.begin():
         with pytest.raises(TransactionRequired, match="commits each statement by itself"):
             outbox.send(session, message())
-    assert place.rows() == []
+    assert harness.rows() == []
 
 
-def test_no_messages_at_all(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_no_messages_at_all(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session, session.begin():
         assert outbox.send(session) == []
         assert outbox.send_scheduled(session) == []
-    assert place.rows() == []
-    assert place.posted("immediate") == {}
+    assert harness.rows() == []
+    assert harness.posted("immediate") == {}
 
 
-def test_without_a_destination_messages_are_the_relays(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox(destination=None)
+def test_without_a_destination_messages_are_the_relays(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox(destination=None)
     with Session(engine) as session, session.begin():
         with pytest.raises(SettingsError, match="no destination"):
             outbox.send(session, message())
         outbox.send_scheduled(session, message())
-    assert place.row().waits
+    assert harness.row().waits
 
 
-def test_a_message_that_cannot_be_written_spoils_nothing(place: Place, engine: sa.Engine) -> None:
-    outbox = place.outbox()
+def test_a_message_that_cannot_be_written_spoils_nothing(harness: Harness, engine: sa.Engine) -> None:
+    outbox = harness.outbox()
     with Session(engine) as session, session.begin():
         with pytest.raises(EventInvalid):
             outbox.send(session, message(), message(topic=""))
         outbox.send(session, message(b"good"))
-    assert bodies(place.rows()) == [b"good"]
+    assert bodies(harness.rows()) == [b"good"]
 
 
-def test_a_handle_of_another_kind(place: Place) -> None:
+def test_a_handle_of_another_kind(harness: Harness) -> None:
     with pytest.raises(TypeError, match=r"send cannot write through builtins\.str"):
-        place.outbox().send("conn", message())  # type: ignore[arg-type]
+        harness.outbox().send("conn", message())  # type: ignore[arg-type]

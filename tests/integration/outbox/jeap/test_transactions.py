@@ -11,41 +11,41 @@ import pytest
 from psycopg.rows import dict_row
 
 from outspark.errors import TransactionRequired
-from tests.integration.outbox.jeap.place import Place, bodies, message, messages
+from tests.integration.outbox.jeap.harness import Harness, bodies, message, messages
 from tests.integration.outbox.jeap.test_sessions import DIE_AT_COMMIT, REFUSE_AT_COMMIT, REFUSE_MARK
 
 
 @pytest.fixture(params=["autocommit", "explicit"])
-def conn(request: pytest.FixtureRequest, place: Place) -> psycopg.Connection:
-    conn = place.database.connect()
+def conn(request: pytest.FixtureRequest, harness: Harness) -> psycopg.Connection:
+    conn = harness.database.connect()
     conn.autocommit = request.param == "autocommit"
     return conn
 
 
-def test_committed_messages_are_sent_and_marked(place: Place, conn: psycopg.Connection) -> None:
-    outbox = place.outbox()
+def test_committed_messages_are_sent_and_marked(harness: Harness, conn: psycopg.Connection) -> None:
+    outbox = harness.outbox()
     conn.row_factory = dict_row  # type: ignore[assignment]
     with outbox.transaction(conn) as tx:
         ids = tx.send(*messages(2))
         [scheduled] = tx.send_scheduled(message(b"later"))
-        assert place.rows() == []
+        assert harness.rows() == []
 
-    rows = place.rows()
+    rows = harness.rows()
     assert [row.id for row in rows] == [*ids, scheduled]
     assert [row.sent_immediately is not None for row in rows] == [True, True, False]
     assert all(40 <= row.hold < 45 for row in rows[:2])
-    assert place.ready() == [scheduled]
-    assert place.posted("immediate") == {"committed": 2}
-    assert place.posted("scheduled") == {"committed": 1}
-    assert place.transmitted() == 2
+    assert harness.ready() == [scheduled]
+    assert harness.posted("immediate") == {"committed": 2}
+    assert harness.posted("scheduled") == {"committed": 1}
+    assert harness.transmitted() == 2
     assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 @pytest.mark.parametrize("error", [ValueError, psycopg.Rollback])
 def test_what_is_rolled_back_is_never_sent(
-    place: Place, conn: psycopg.Connection, error: type[Exception]
+    harness: Harness, conn: psycopg.Connection, error: type[Exception]
 ) -> None:
-    outbox = place.outbox()
+    outbox = harness.outbox()
 
     def fail() -> None:
         with outbox.transaction(conn) as tx:
@@ -58,16 +58,16 @@ def test_what_is_rolled_back_is_never_sent(
     else:
         with pytest.raises(error):
             fail()
-    assert place.rows() == []
-    assert place.posted("immediate") == {"rolled_back": 1}
-    assert place.posted("scheduled") == {"rolled_back": 1}
-    assert place.transmitted() == 0
+    assert harness.rows() == []
+    assert harness.posted("immediate") == {"rolled_back": 1}
+    assert harness.posted("scheduled") == {"rolled_back": 1}
+    assert harness.transmitted() == 0
 
 
 def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(
-    place: Place, conn: psycopg.Connection
+    harness: Harness, conn: psycopg.Connection
 ) -> None:
-    outbox = place.outbox()
+    outbox = harness.outbox()
     with outbox.transaction(conn) as tx:
         tx.send(message(b"before"))
         with conn.transaction(force_rollback=True):
@@ -75,48 +75,48 @@ def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(
         with conn.transaction():
             tx.send(message(b"after"))
 
-    assert bodies(place.rows()) == [b"before", b"after"]
-    assert all(row.sent_immediately for row in place.rows())
-    assert place.posted("immediate") == {"committed": 2, "rolled_back": 1}
+    assert bodies(harness.rows()) == [b"before", b"after"]
+    assert all(row.sent_immediately for row in harness.rows())
+    assert harness.posted("immediate") == {"committed": 2, "rolled_back": 1}
 
 
-def test_a_commit_that_the_database_refuses_is_a_rollback(place: Place, conn: psycopg.Connection) -> None:
-    outbox = place.outbox()
-    place.database.connect().execute(REFUSE_AT_COMMIT)
+def test_a_commit_that_the_database_refuses_is_a_rollback(harness: Harness, conn: psycopg.Connection) -> None:
+    outbox = harness.outbox()
+    harness.database.connect().execute(REFUSE_AT_COMMIT)
     with pytest.raises(psycopg.errors.RaiseException), outbox.transaction(conn) as tx:
         tx.send(message())
 
-    assert place.posted("immediate") == {"rolled_back": 1}
-    assert place.transmitted() == 0
+    assert harness.posted("immediate") == {"rolled_back": 1}
+    assert harness.transmitted() == 0
 
 
 def test_nobody_knows_about_a_commit_in_which_the_connection_is_lost(
-    place: Place, conn: psycopg.Connection
+    harness: Harness, conn: psycopg.Connection
 ) -> None:
-    outbox = place.outbox()
-    place.database.connect().execute(DIE_AT_COMMIT)
+    outbox = harness.outbox()
+    harness.database.connect().execute(DIE_AT_COMMIT)
     with pytest.raises(psycopg.OperationalError), outbox.transaction(conn) as tx:
         tx.send(message())
 
-    assert place.posted("immediate") == {"unknown": 1}
-    assert place.transmitted() == 0
+    assert harness.posted("immediate") == {"unknown": 1}
+    assert harness.transmitted() == 0
 
 
 def test_nothing_is_raised_when_a_message_cannot_be_marked(
-    place: Place, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+    harness: Harness, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = place.outbox()
-    place.database.connect().execute(REFUSE_MARK)
+    outbox = harness.outbox()
+    harness.database.connect().execute(REFUSE_MARK)
     with caplog.at_level(logging.ERROR), outbox.transaction(conn) as tx:
         tx.send(message())
 
-    assert place.row().waits
+    assert harness.row().waits
     assert "left to the relay" in caplog.text
     assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_an_error_that_is_kept_quiet_is_a_rollback(place: Place, conn: psycopg.Connection) -> None:
-    outbox = place.outbox()
+def test_an_error_that_is_kept_quiet_is_a_rollback(harness: Harness, conn: psycopg.Connection) -> None:
+    outbox = harness.outbox()
 
     def post(*, immediate: bool) -> None:
         with outbox.transaction(conn) as tx:
@@ -128,50 +128,50 @@ def test_an_error_that_is_kept_quiet_is_a_rollback(place: Place, conn: psycopg.C
     with pytest.raises(psycopg.errors.InFailedSqlTransaction):
         post(immediate=True)
 
-    assert place.rows() == []
-    assert place.posted("scheduled") == {"rolled_back": 1}
-    assert place.posted("immediate") == {"rolled_back": 1}
+    assert harness.rows() == []
+    assert harness.posted("scheduled") == {"rolled_back": 1}
+    assert harness.posted("immediate") == {"rolled_back": 1}
 
 
-def test_a_pipeline_leaves_its_messages_to_the_relay(place: Place, conn: psycopg.Connection) -> None:
+def test_a_pipeline_leaves_its_messages_to_the_relay(harness: Harness, conn: psycopg.Connection) -> None:
     """It has not heard of its commit when the transaction is left."""
-    outbox = place.outbox()
+    outbox = harness.outbox()
     with conn.pipeline(), outbox.transaction(conn) as tx:
         tx.send(message())
 
-    assert place.row().waits
-    assert 20 <= place.row().hold < 21
-    assert place.posted("immediate") == {"unknown": 1}
+    assert harness.row().waits
+    assert 20 <= harness.row().hold < 21
+    assert harness.posted("immediate") == {"unknown": 1}
 
 
-def test_a_transaction_must_be_its_own(place: Place, conn: psycopg.Connection) -> None:
-    outbox = place.outbox()
+def test_a_transaction_must_be_its_own(harness: Harness, conn: psycopg.Connection) -> None:
+    outbox = harness.outbox()
     with conn.transaction():
         with pytest.raises(TransactionRequired, match="is in one already"):
             outbox.transaction(conn).__enter__()
 
 
-def test_a_bare_connection_takes_only_scheduled_messages(place: Place, conn: psycopg.Connection) -> None:
-    outbox = place.outbox()
+def test_a_bare_connection_takes_only_scheduled_messages(harness: Harness, conn: psycopg.Connection) -> None:
+    outbox = harness.outbox()
     with conn.transaction():
         with pytest.raises(TransactionRequired, match=r"outbox\.transaction\(conn\)"):
             outbox.send(conn, message())  # type: ignore[arg-type]
         [id] = outbox.send_scheduled(conn, message())
 
-    assert place.ready() == [id]
-    assert place.posted("scheduled") == {"unknown": 1}
+    assert harness.ready() == [id]
+    assert harness.posted("scheduled") == {"unknown": 1}
 
 
-def test_a_scheduled_message_needs_a_transaction(place: Place) -> None:
-    outbox = place.outbox()
-    conn = place.database.connect()
+def test_a_scheduled_message_needs_a_transaction(harness: Harness) -> None:
+    outbox = harness.outbox()
+    conn = harness.database.connect()
     with pytest.raises(TransactionRequired, match=r"send_scheduled needs a transaction.*conn\.transaction"):
         outbox.send_scheduled(conn, message())
     conn.autocommit = False
     outbox.send_scheduled(conn, message())
-    assert place.rows() == []
+    assert harness.rows() == []
     conn.commit()
-    assert place.row().waits
+    assert harness.row().waits
 
 
 HUNG = """
@@ -192,14 +192,14 @@ os._exit(0)
 """
 
 
-def test_a_publisher_that_hangs_for_ever_does_not_hold_its_caller(place: Place) -> None:
+def test_a_publisher_that_hangs_for_ever_does_not_hold_its_caller(harness: Harness) -> None:
     """Nobody reads what the process writes, so that its publisher is stuck in the full pipe."""
     with subprocess.Popen(
-        [sys.executable, "-c", HUNG, place.database.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", HUNG, harness.database.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stderr is not None
         *_, held = process.stderr.read().decode().rpartition("held ")
         assert process.wait(30) == 0
 
     assert 0.5 <= float(held) < 5
-    assert place.row().waits
+    assert harness.row().waits

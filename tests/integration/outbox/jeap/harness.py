@@ -61,7 +61,7 @@ class Row:
 
 
 @dataclass
-class Place:
+class Harness:
     database: Database
     tally: Tally = field(default_factory=Tally)
     outboxes: list[JeapOutbox] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Place:
         settings = SourceSettings(contract="jeap", url=SecretStr(self.database.url), slots=1)
         with self.database.connect() as conn:
             table = resolve(conn, TableName.parse(settings.table))
-            claim = contracts.get("jeap").lane_statements(table, settings).claim
+            claim = contracts.get("jeap").relay_statements(table, settings).claim
             rows = conn.execute(claim.encode(), {"slots": [0], "blocked": [], "limit": 100}).fetchall()
         return [int(row[0]) for row in rows]
 

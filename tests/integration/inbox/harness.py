@@ -27,7 +27,7 @@ _offsets = itertools.count(1)
 
 
 @dataclass
-class Place:
+class Harness:
     database: Database
     conn: psycopg.Connection[Any]
     partitioned: bool = False
@@ -50,7 +50,7 @@ class Place:
 
     def worker(self, **settings: Any) -> Worker:
         retry = {"base_delay": "50ms", "max_delay": "50ms", "jitter": 0.0}
-        usual = {"group": "billing", "timeout": "20s", "upkeep_interval": "20ms", "retry": retry}
+        usual = {"group": "billing", "timeout": "20s", "maintenance_interval": "20ms", "retry": retry}
         given = WorkSettings.model_validate({**usual, **self.settings, **settings})
         worker = Worker(self.database.url, self.table, self.router, given, tally=self.tally)
         self.workers.append(worker)
@@ -111,15 +111,15 @@ class Place:
             worker.close()
 
 
-def open_place(database: Database, *, partitioned: bool = False) -> Place:
+def open_harness(database: Database, *, partitioned: bool = False) -> Harness:
     conn = database.connect()
     for statement in kind(inbox=True, partitioned=partitioned).statements():
         conn.execute(statement.encode())
     conn.execute(EFFECTS)
-    place = Place(database, conn, partitioned)
+    harness = Harness(database, conn, partitioned)
     if partitioned:
-        Partitions(conn, place.table, ahead=1).create_ahead()
-    return place
+        Partitions(conn, harness.table, ahead=1).create_ahead()
+    return harness
 
 
 def message(id: str | None = None, body: bytes | None = b"{}", **more: Any) -> Received:

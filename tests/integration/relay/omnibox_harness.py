@@ -18,7 +18,7 @@ from outspark.event import Message
 from outspark.outbox.omnibox import Enqueued, NewOutboxEvent, OmniboxOutbox
 from outspark.outcome import Outcome
 from tests.databases import Database
-from tests.integration.relay.place import Broker, Place
+from tests.integration.relay.harness import Broker, Harness
 
 ORDERS = UUID("0198c1d2-0000-7000-8000-000000000000")
 TABLE = TableName("outbox_events", "public")
@@ -48,7 +48,7 @@ class Watched(Broker):
 
 
 @dataclass(slots=True)
-class OmniboxPlace(Place):
+class OmniboxHarness(Harness):
     outbox: OmniboxOutbox = field(default_factory=OmniboxOutbox)
 
     @property
@@ -94,9 +94,9 @@ class OmniboxPlace(Place):
         return str(self.row(name, "last_error")[0])
 
 
-def open_omnibox_place(database: Database, *, partitioned: bool = False) -> OmniboxPlace:
+def open_omnibox_harness(database: Database, *, partitioned: bool = False) -> OmniboxHarness:
     conn = database.connect()
     conn.execute(kind(partitioned=partitioned).ddl(TABLE))
     if partitioned:
         conn.execute(PARTITIONS)
-    return OmniboxPlace(database, conn, {"broker": Watched()}, source={"contract": "omnibox"})
+    return OmniboxHarness(database, conn, {"broker": Watched()}, source={"contract": "omnibox"})

@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Harness:
     url: str
     stream: Stream
 
@@ -49,11 +49,11 @@ class Place:
         first = dict.fromkeys(
             arrival.id for arrival in arrivals
         )  # what comes twice counts where it came first
-        places = {id: number for number, id in enumerate(first)}
+        harnesses = {id: number for number, id in enumerate(first)}
         last: dict[str, int] = {}
         for id, key in rows:
-            assert last.get(key, -1) < places[id], f"{id} overtook an earlier event of key {key}"
-            last[key] = places[id]
+            assert last.get(key, -1) < harnesses[id], f"{id} overtook an earlier event of key {key}"
+            last[key] = harnesses[id]
         return arrivals
 
     def locks(self) -> int:
@@ -71,11 +71,11 @@ class Place:
 
 
 @contextmanager
-def open_place(postgres: Postgres, nats: Nats, name: str) -> Iterator[Place]:
+def open_harness(postgres: Postgres, nats: Nats, name: str) -> Iterator[Harness]:
     """A database and a stream of this name."""
     with psycopg.connect(postgres.url(), autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    made = Place(postgres.url(name), Stream(nats.url, name))
+    made = Harness(postgres.url(name), Stream(nats.url, name))
     with made.connect() as conn:
         for statement in contracts.get("openoutbox").statements(TableName.parse("openoutbox_events")):
             conn.execute(statement.encode())

@@ -60,7 +60,7 @@ def outbox(request: pytest.FixtureRequest, database: Database) -> Outbox:
 
 @pytest.fixture
 def maintenance(database: Database, outbox: Outbox) -> Maintenance:
-    return Maintenance(database.connect(), CONTRACT.upkeep(TABLE))
+    return Maintenance(database.connect(), CONTRACT.maintenance(TABLE))
 
 
 @pytest.mark.parametrize("indexed", [False, True])

@@ -20,7 +20,7 @@ from outspark.errors import Reject
 from outspark.inbox import InboxEvent, Worker, WorkSettings, dead_letters
 from outspark.inbox.dead_letters import HEADERS
 from tests.databases import Database
-from tests.integration.inbox.place import Place, message, messages, open_place, write
+from tests.integration.inbox.harness import Harness, message, messages, open_harness, write
 
 TOPIC = "billing.dead"
 
@@ -41,53 +41,53 @@ class Letter:
 class Office:
     """An inbox whose dead events leave letters in one kind of table."""
 
-    place: Place
+    harness: Harness
     table: str
     dead_letter: dict[str, str]
     outbox: SourceSettings | None
     statements: list[str]
-    find: Callable[[Place], list[Letter]]
+    find: Callable[[Harness], list[Letter]]
 
     def create(self) -> None:
         for statement in self.statements:
-            self.place.conn.execute(statement.encode())
+            self.harness.conn.execute(statement.encode())
 
     def worker(self, **settings: Any) -> Worker:
         inbox = InboxSettings.model_validate(
-            {"url": self.place.database.url, "group": "billing", "dead_letter": self.dead_letter}
+            {"url": self.harness.database.url, "group": "billing", "dead_letter": self.dead_letter}
         )
         retry = {"base_delay": "20ms", "max_delay": "20ms", "jitter": 0.0}
         given = WorkSettings.model_validate(
-            {"group": "billing", "upkeep_interval": "20ms", "retry": retry, **settings}
+            {"group": "billing", "maintenance_interval": "20ms", "retry": retry, **settings}
         )
         on_dead = dead_letters.writer(inbox, self.outbox)
-        url, table = self.place.database.url, self.place.table
-        worker = Worker(url, table, self.place.router, given, on_dead=on_dead)
-        self.place.workers.append(worker)
+        url, table = self.harness.database.url, self.harness.table
+        worker = Worker(url, table, self.harness.router, given, on_dead=on_dead)
+        self.harness.workers.append(worker)
         return worker
 
     def work_to_the_end(self, worker: Worker | None = None) -> None:
-        self.place.work_to_the_end(worker or self.worker())
+        self.harness.work_to_the_end(worker or self.worker())
 
     def letters(self) -> list[Letter]:
-        return self.find(self.place)
+        return self.find(self.harness)
 
 
-def in_table(place: Place) -> Office:
-    def find(place: Place) -> list[Letter]:
-        rows = place.ask(
+def in_table(harness: Harness) -> Office:
+    def find(harness: Harness) -> list[Letter]:
+        rows = harness.ask(
             "SELECT headers, payload, error, consumer_group, message_id FROM letters ORDER BY id"
         )
         return [Letter(*row) for row in rows]
 
     return Office(
-        place, "letters", {"table": "letters"}, None, dead_letters.statements(TableName("letters")), find
+        harness, "letters", {"table": "letters"}, None, dead_letters.statements(TableName("letters")), find
     )
 
 
-def in_openoutbox(place: Place) -> Office:
-    def find(place: Place) -> list[Letter]:
-        rows = place.ask(
+def in_openoutbox(harness: Harness) -> Office:
+    def find(harness: Harness) -> list[Letter]:
+        rows = harness.ask(
             "SELECT headers, payload, partition_key, event_type FROM openoutbox_events ORDER BY created_at"
         )
         assert all(type == TOPIC for *_, type in rows)
@@ -98,12 +98,12 @@ def in_openoutbox(place: Place) -> Office:
         ]
 
     statements = contracts.get("openoutbox").statements(TableName("openoutbox_events"))
-    return _in_outbox(place, "openoutbox", "openoutbox_events", statements, find)
+    return _in_outbox(harness, "openoutbox", "openoutbox_events", statements, find)
 
 
-def in_omnibox(place: Place) -> Office:
-    def find(place: Place) -> list[Letter]:
-        rows = place.ask(
+def in_omnibox(harness: Harness) -> Office:
+    def find(harness: Harness) -> list[Letter]:
+        rows = harness.ask(
             "SELECT headers, payload::text, partition_key, topic FROM outbox_events ORDER BY created_at"
         )
         assert all(topic == TOPIC for *_, topic in rows)
@@ -113,14 +113,20 @@ def in_omnibox(place: Place) -> Office:
         ]
 
     statements = kind(inbox=False, partitioned=False).statements()
-    return _in_outbox(place, "omnibox", "outbox_events", list(statements), find)
+    return _in_outbox(harness, "omnibox", "outbox_events", list(statements), find)
 
 
 def _in_outbox(
-    place: Place, contract: str, table: str, statements: list[str], find: Callable[[Place], list[Letter]]
+    harness: Harness,
+    contract: str,
+    table: str,
+    statements: list[str],
+    find: Callable[[Harness], list[Letter]],
 ) -> Office:
-    source = SourceSettings.model_validate({"url": place.database.url, "contract": contract, "table": table})
-    return Office(place, table, {"outbox": "letters", "topic": TOPIC}, source, statements, find)
+    source = SourceSettings.model_validate(
+        {"url": harness.database.url, "contract": contract, "table": table}
+    )
+    return Office(harness, table, {"outbox": "letters", "topic": TOPIC}, source, statements, find)
 
 
 def _with_headers(headers: dict[str, str], payload: Any, key: str | None) -> Letter:
@@ -132,12 +138,12 @@ OUTBOXES = [in_openoutbox, in_omnibox]
 
 
 @contextmanager
-def open_office(database: Database, make: Callable[[Place], Office]) -> Iterator[Office]:
-    with closing(open_place(database)) as place:
-        office = make(place)
+def open_office(database: Database, make: Callable[[Harness], Office]) -> Iterator[Office]:
+    with closing(open_harness(database)) as harness:
+        office = make(harness)
         office.create()
 
-        @place.router.on("orders")
+        @harness.router.on("orders")
         def handle(event: InboxEvent, conn: psycopg.Connection[Any]) -> None:
             write(conn, event.message_id)
             if event.message_id.startswith("bad"):
@@ -163,7 +169,7 @@ def outbox(request: pytest.FixtureRequest, database: Database) -> Iterator[Offic
 
 def test_a_death_leaves_one_letter(office: Office) -> None:
     body = b'{"n": 1}'
-    office.place.accept(*messages(["a", "b"]), message("bad", body, key=b"order-7"), max_attempts=2)
+    office.harness.accept(*messages(["a", "b"]), message("bad", body, key=b"order-7"), max_attempts=2)
 
     office.work_to_the_end()
 
@@ -171,11 +177,11 @@ def test_a_death_leaves_one_letter(office: Office) -> None:
     assert (letter.message_id, letter.group, letter.payload) == ("bad", "billing", {"n": 1})
     assert letter.error == "gave up after 2 attempts: ValueError: it is bad"
     assert letter.key in (None, "order-7")
-    assert sorted(office.place.effects()) == ["a", "b"]
+    assert sorted(office.harness.effects()) == ["a", "b"]
 
 
 def test_each_death_has_its_own(office: Office) -> None:
-    office.place.accept(*messages(["worse-1", "a", "bad-2", "worse-3"]), max_attempts=1)
+    office.harness.accept(*messages(["worse-1", "a", "bad-2", "worse-3"]), max_attempts=1)
 
     office.work_to_the_end()
 
@@ -187,7 +193,7 @@ def test_each_death_has_its_own(office: Office) -> None:
 
 
 def test_at_most_once_leaves_one_too(office: Office) -> None:
-    office.place.accept(*messages(["a", "bad"]))
+    office.harness.accept(*messages(["a", "bad"]))
 
     office.work_to_the_end(office.worker(strategy="at-most-once"))
 
@@ -197,25 +203,25 @@ def test_at_most_once_leaves_one_too(office: Office) -> None:
 @pytest.mark.faults
 def test_without_a_letter_there_is_no_death(office: Office) -> None:
     """Both are one transaction: as long as no letter can be written, the event is not dead."""
-    office.place.accept(*messages(["a", "worse"]))
-    office.place.conn.execute(f"DROP TABLE {office.table}".encode())
+    office.harness.accept(*messages(["a", "worse"]))
+    office.harness.conn.execute(f"DROP TABLE {office.table}".encode())
     worker = office.worker()
 
     with pytest.raises(psycopg.errors.UndefinedTable):
         worker.run_once()
 
-    assert office.place.states()["worse"] == ("pending", 0)
+    assert office.harness.states()["worse"] == ("pending", 0)
     office.create()
     office.work_to_the_end(worker)
-    assert office.place.states()["worse"] == ("failed", 6)
+    assert office.harness.states()["worse"] == ("failed", 6)
     assert [letter.message_id for letter in office.letters()] == ["worse"]
-    assert office.place.effects() == ["a"]
+    assert office.harness.effects() == ["a"]
 
 
 @pytest.mark.faults
 def test_an_event_whose_workers_vanish_has_a_letter_too(office: Office) -> None:
-    office.place.accept(message("lost"), max_attempts=1)
-    office.place.lock("lost", "outspark/inbox/12345/worker/1")
+    office.harness.accept(message("lost"), max_attempts=1)
+    office.harness.lock("lost", "outspark/inbox/12345/worker/1")
 
     office.work_to_the_end()
 
@@ -225,18 +231,18 @@ def test_an_event_whose_workers_vanish_has_a_letter_too(office: Office) -> None:
 
 
 def test_what_was_never_handled_leaves_none(office: Office) -> None:
-    office.place.accept(message("m1", b"no json"))
+    office.harness.accept(message("m1", b"no json"))
 
     office.work_to_the_end()
 
-    assert office.place.states() == {"m1": ("failed", 6)}
+    assert office.harness.states() == {"m1": ("failed", 6)}
     assert office.letters() == []
 
 
 def test_a_letter_has_a_name_of_its_own(outbox: Office) -> None:
     """What would let an inbox of letters take those of two groups for one is set apart."""
     headers = [("Idempotency-Key", "paid-7"), ("tenant", "a"), ("bytes", b"\xff")]
-    outbox.place.accept(message("worse", headers=headers))
+    outbox.harness.accept(message("worse", headers=headers))
 
     outbox.work_to_the_end()
 
@@ -264,12 +270,12 @@ ODD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_no_message_is_too_odd_for_a_letter(outbox: Office, odd: dict[str, Any]) -> None:
     given = dict(odd)
-    outbox.place.accept(message("worse", given.pop("body", b"{}"), **given), message("a"))
+    outbox.harness.accept(message("worse", given.pop("body", b"{}"), **given), message("a"))
 
     outbox.work_to_the_end()
 
     assert [letter.message_id for letter in outbox.letters()] == ["worse"]
-    assert outbox.place.effects() == ["a"]
+    assert outbox.harness.effects() == ["a"]
 
 
 def test_where_none_are_wanted_nobody_writes_them() -> None:

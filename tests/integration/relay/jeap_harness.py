@@ -12,7 +12,7 @@ from outspark.contracts.jeap.table import ddl
 from outspark.database.names import TableName
 from outspark.database.shedlock import RELAY, ShedLock, holder
 from tests.databases import Database
-from tests.integration.relay.place import Broker, Place
+from tests.integration.relay.harness import Broker, Harness
 
 INSERT = """
 INSERT INTO deferred_message ({columns})
@@ -42,7 +42,7 @@ QUICK = timedelta(seconds=6)
 
 
 @dataclass(slots=True)
-class JeapPlace(Place):
+class JeapHarness(Harness):
     def send(self, *names: str, key: bytes | None = None, topic: str = "t", **columns: Any) -> list[int]:
         """Messages whose payload is their name, in this order, by default to be sent by the relay; their row ids."""
         return [self._insert({"key": key, "topic": topic, **_columns(name), **columns}) for name in names]
@@ -108,10 +108,10 @@ def _columns(name: str) -> dict[str, Any]:
     }
 
 
-def open_jeap_place(database: Database, *brokers: str) -> JeapPlace:
+def open_jeap_harness(database: Database, *brokers: str) -> JeapHarness:
     conn = database.connect()
     conn.execute(ddl())
-    return JeapPlace(
+    return JeapHarness(
         database,
         conn,
         {name: Broker() for name in brokers or ("broker",)},

@@ -1,4 +1,4 @@
-"""The upkeep commands as processes against PostgreSQL: what they print, what they change, how they end."""
+"""The maintenance commands as processes against PostgreSQL: what they print, what they change, how they end."""
 
 from __future__ import annotations
 

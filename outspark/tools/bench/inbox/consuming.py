@@ -54,7 +54,7 @@ class TakeCase:
         return f"{self.host}, {self.source}, {self.messages:,} messages"
 
 
-class Taker(Protocol):
+class Consumer(Protocol):
     """Somebody who takes a load in. `load` prepares it, `go` shows it."""
 
     @property
@@ -169,7 +169,7 @@ class TakingLanes:
             "batch_size": self.plan.batch,
             "options": PATIENT,
         }
-        self._hosts = InboxHosts(self.host, self.url, self.plan, INBOX, "take", group, feed)
+        self._hosts = InboxHosts(self.host, self.url, self.plan, INBOX, "consume", group, feed)
         self._open.enter_context(self._hosts)
         return self
 
@@ -234,23 +234,23 @@ class TakeStand:
 
     def drain(self) -> Sample:
         """Everybody waits, warm; then the messages are there, and the clock starts."""
-        taker, broker, messages = self._taker, self._broker, self.case.messages
-        taker.wake()
+        consumer, broker, messages = self._taker, self._broker, self.case.messages
+        consumer.wake()
         self.conn.execute(CLEAR)
         load = _load(self.arena.plan, messages)
-        taker.load(load)
+        consumer.load(load)
         self.conn.execute("CHECKPOINT")
-        roots = {"ours": taker.pids, "postgres": [self.arena.server.pid]}
+        roots = {"ours": consumer.pids, "postgres": [self.arena.server.pid]}
         if broker is not None:
             roots["broker"] = [broker.pid]
-        before = taker.handovers()
+        before = consumer.handovers()
         with Meter(roots) as meter:
             began = time.monotonic()
-            taker.go()
-            await_done(taker, messages)
+            consumer.go()
+            await_done(consumer, messages)
             seconds = time.monotonic() - began
-        handovers = taker.handovers() - before
-        taker.pause()
+        handovers = consumer.handovers() - before
+        consumer.pause()
         self.verify(load)
         title = broker.title if broker is not None else "broker"
         return Sample(Drained(messages, [seconds]), meter.usage, meter.seconds, handovers, title)
@@ -264,10 +264,10 @@ class TakeStand:
             )
 
 
-def await_done(taker: Taker, messages: int) -> None:
+def await_done(consumer: Consumer, messages: int) -> None:
     deadline = time.monotonic() + 60 + messages / SLOWEST
-    while not taker.is_done():
-        taker.check()
+    while not consumer.is_done():
+        consumer.check()
         if time.monotonic() >= deadline:
             raise OutsparkError(f"{messages} messages were not taken in in time")
         time.sleep(LOOK)

@@ -15,7 +15,7 @@ from psycopg import sql
 from outspark.config.inbox import Strategy
 from outspark.config.settings import Settings
 from outspark.contracts.omnibox.table import kind
-from outspark.inbox.lane import InboxSpec, Task, inbox_lanes
+from outspark.inbox.lane import InboxLaneSpec, Task, inbox_lanes
 from outspark.maintenance.partitions import Partitions
 from tests.databases import Database
 from tests.history.inbox.brokers import PARTITIONS, Broker
@@ -62,7 +62,7 @@ INBOXES = ("billing", "shipping")
 
 
 @dataclass(slots=True)
-class Stage:
+class Harness:
     database: Database
     broker: Broker
     topic: str
@@ -154,20 +154,21 @@ def build_stage(
     ordering: Literal["key", "none"] = "none",
     partitioned: bool = False,
     inboxes: Sequence[str] = INBOXES,
-    takers: int = 1,
+    consumers: int = 1,
     workers: int = 2,
     shift: str = "600s",
     retry: str = "100ms",
     variant: str | None = None,
     **conduct: Any,
-) -> Stage:
+) -> Harness:
     table = kind(inbox=True, partitioned=partitioned)
     topic = f"history-{uuid4().hex}"
     broker.open_topic(topic)
     _create(database, partitioned)
     settings = Settings.model_validate(
         {
-            "relay": {"id": "test", "shift": shift},
+            "relay": {"id": "test"},
+            "hosting": {"shift": shift},
             "inboxes": {
                 name: {
                     "url": database.url,
@@ -184,7 +185,7 @@ def build_stage(
                         "batch_size": 6,
                         "timeout": "20s",
                         "poll_interval": "50ms",
-                        "upkeep_interval": "50ms",
+                        "maintenance_interval": "50ms",
                         "retry": {"base_delay": retry, "max_delay": retry, "jitter": 0.0},
                     },
                 }
@@ -201,8 +202,8 @@ def build_stage(
         partitioned=partitioned,
     )
     common = Conduct(folder / "journal", database.url, str(table.default_table), **conduct)
-    host = Host(_specs(settings, takers, workers), database.url, common, variant)
-    return Stage(database, broker, topic, settings, common, host, rules)
+    host = Host(_specs(settings, consumers, workers), database.url, common, variant)
+    return Harness(database, broker, topic, settings, common, host, rules)
 
 
 def _create(database: Database, partitioned: bool) -> None:
@@ -215,21 +216,21 @@ def _create(database: Database, partitioned: bool) -> None:
         Partitions(conn, table.default_table, ahead=1).create_ahead()
 
 
-def _specs(settings: Settings, takers: int, workers: int) -> list[InboxSpec]:
+def _specs(settings: Settings, consumers: int, workers: int) -> list[InboxLaneSpec]:
     """Both tasks in one run, each with lanes of its own number."""
-    specs: list[InboxSpec] = []
-    wanted: list[tuple[Task, int]] = [("take", takers), ("work", workers)]
+    specs: list[InboxLaneSpec] = []
+    wanted: list[tuple[Task, int]] = [("consume", consumers), ("handle", workers)]
     for task, lanes in wanted:
-        these = settings.model_copy(update={"relay": settings.relay.model_copy(update={"lanes": lanes})})
+        these = settings.model_copy(update={"hosting": settings.hosting.model_copy(update={"lanes": lanes})})
         instance = settings.inboxes[next(iter(settings.inboxes))].group[-8:]
         specs += inbox_lanes(these, list(settings.inboxes), [task], instance, {})
     return [replace(spec, lane=lane) for lane, spec in enumerate(specs)]
 
 
 @contextmanager
-def open_stage(*args: Any, **options: Any) -> Iterator[Stage]:
-    stage = build_stage(*args, **options)
+def open_harness(*args: Any, **options: Any) -> Iterator[Harness]:
+    harness = build_stage(*args, **options)
     try:
-        yield stage
+        yield harness
     finally:
-        stage.host.abandon()
+        harness.host.abandon()

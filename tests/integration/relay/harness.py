@@ -17,12 +17,12 @@ from outspark.delivery.destination import Destination
 from outspark.errors import DestinationDown
 from outspark.event import Message
 from outspark.hosting import control, process
-from outspark.hosting.spec import Report
+from outspark.hosting.spec import ShiftReport
 from outspark.outbox.new_event import NewEvent
 from outspark.outbox.openoutbox import Outbox
 from outspark.outcome import DELIVERED, Outcome, Retry
 from outspark.relay.lane import Lane
-from outspark.relay.spec import LaneSpec, share_out
+from outspark.relay.spec import RelayLaneSpec, assign_slots
 from tests.databases import Database
 from tests.waiting import wait_for
 
@@ -76,12 +76,12 @@ class Broker:
 
 
 @dataclass(slots=True)
-class Place:
+class Harness:
     database: Database
     conn: psycopg.Connection[Any]
     brokers: dict[str, Broker]
     source: dict[str, Any] = field(default_factory=dict)
-    relay: dict[str, Any] = field(default_factory=dict)
+    hosting: dict[str, Any] = field(default_factory=dict)
     routes: list[dict[str, Any]] = field(default_factory=list)
     more_sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Further sources in the same database, as they differ from the first."""
@@ -105,7 +105,8 @@ class Place:
         }
         return Settings.model_validate(
             {
-                "relay": {"id": "test", "lanes": 1, "shift": "600s", **self.relay},
+                "relay": {"id": "test"},
+                "hosting": {"lanes": 1, "shift": "600s", **self.hosting},
                 "sources": {
                     "outbox": source,
                     **{name: {**source, **more} for name, more in self.more_sources.items()},
@@ -115,8 +116,8 @@ class Place:
             }
         )
 
-    def spec(self, instance: str = "one") -> LaneSpec:
-        (spec,) = share_out(self.settings(), instance, {})
+    def spec(self, instance: str = "one") -> RelayLaneSpec:
+        (spec,) = assign_slots(self.settings(), instance, {})
         return spec
 
     def destinations(self) -> dict[str, Destination]:
@@ -125,7 +126,7 @@ class Place:
     def lane(self, instance: str = "one") -> Lane:
         return Lane(self.spec(instance), self.destinations())
 
-    def work(self, until: Callable[[], bool], lane: Lane | None = None, timeout: float = 15.0) -> Report:
+    def work(self, until: Callable[[], bool], lane: Lane | None = None, timeout: float = 15.0) -> ShiftReport:
         """Run a lane here until the condition holds."""
         deadline = time.monotonic() + timeout
 
@@ -135,7 +136,7 @@ class Place:
 
         return (lane or self.lane()).run(over)
 
-    def work_to_the_end(self, lane: Lane | None = None) -> Report:
+    def work_to_the_end(self, lane: Lane | None = None) -> ShiftReport:
         return self.work(lambda: not self.waiting(), lane)
 
     @contextmanager
@@ -189,11 +190,11 @@ def _without_type(more: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in more.items() if name != "type"}
 
 
-def open_place(database: Database, *brokers: str) -> Place:
+def open_harness(database: Database, *brokers: str) -> Harness:
     conn = database.connect()
     conn.execute(ddl())
-    return Place(database, conn, {name: Broker() for name in brokers or ("broker",)})
+    return Harness(database, conn, {name: Broker() for name in brokers or ("broker",)})
 
 
-def close_place(place: Place) -> None:
+def close_harness(harness: Harness) -> None:
     process.close()

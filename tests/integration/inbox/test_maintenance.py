@@ -9,40 +9,40 @@ import psycopg
 import pytest
 
 from outspark.contracts.maintenance import DeadFilter
-from outspark.contracts.omnibox.inbox_maintenance import InboxUpkeep
+from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName, resolve
 from outspark.errors import SettingsError
 from outspark.inbox import InboxEvent, Reject
 from outspark.maintenance.operations import Maintenance, Retention
-from tests.integration.inbox.place import Place, message, messages, write
+from tests.integration.inbox.harness import Harness, message, messages, write
 
 
-def upkeep(place: Place, group: str | None = None) -> InboxUpkeep:
-    return InboxUpkeep(resolve(place.conn, TableName.parse(place.table)), group)
+def table_maintenance(harness: Harness, group: str | None = None) -> InboxMaintenance:
+    return InboxMaintenance(resolve(harness.conn, TableName.parse(harness.table)), group)
 
 
-def maintenance(place: Place, group: str | None = None) -> Maintenance:
-    return Maintenance(place.conn, upkeep(place, group))
+def maintenance(harness: Harness, group: str | None = None) -> Maintenance:
+    return Maintenance(harness.conn, table_maintenance(harness, group))
 
 
-def bring_about(place: Place) -> None:
+def bring_about(harness: Harness) -> None:
     """A completed, a dead, a locked, a waiting, a failed and a scheduled event."""
 
-    @place.router.on("orders")
+    @harness.router.on("orders")
     def handle(event: InboxEvent) -> None:
         if event.message_id == "dead":
             raise Reject("no such customer")
         if event.message_id == "backoff":
             raise ValueError("later")
 
-    place.accept(*messages(["done", "dead", "backoff"]))
-    place.worker(retry={"base_delay": "1h"}).run_once()
-    place.accept(*messages(["locked", "ready", "scheduled"]))
-    place.lock("locked", "somebody")
-    place.set("scheduled", scheduled_at=datetime.now(UTC) + timedelta(hours=1))
+    harness.accept(*messages(["done", "dead", "backoff"]))
+    harness.worker(retry={"base_delay": "1h"}).run_once()
+    harness.accept(*messages(["locked", "ready", "scheduled"]))
+    harness.lock("locked", "somebody")
+    harness.set("scheduled", scheduled_at=datetime.now(UTC) + timedelta(hours=1))
 
 
-def test_stats(either: Place) -> None:
+def test_stats(either: Harness) -> None:
     bring_about(either)
     either.accept(message("theirs"), group="shipping")
 
@@ -54,7 +54,7 @@ def test_stats(either: Place) -> None:
     assert maintenance(either).stats(exact=True).pending == 4
 
 
-def test_an_estimate_of_what_is_completed(either: Place) -> None:
+def test_an_estimate_of_what_is_completed(either: Harness) -> None:
     bring_about(either)
     either.conn.execute("ANALYZE")
 
@@ -62,7 +62,7 @@ def test_an_estimate_of_what_is_completed(either: Place) -> None:
     assert maintenance(either, "billing").stats().delivered is None
 
 
-def test_dead_events_are_listed_shown_and_requeued(either: Place) -> None:
+def test_dead_events_are_listed_shown_and_requeued(either: Harness) -> None:
     bring_about(either)
     keep = maintenance(either)
 
@@ -76,7 +76,7 @@ def test_dead_events_are_listed_shown_and_requeued(either: Place) -> None:
     assert either.states()["dead"] == ("pending", 0)
 
 
-def test_a_requeued_event_is_handled_once(either: Place) -> None:
+def test_a_requeued_event_is_handled_once(either: Harness) -> None:
     sound: list[bool] = []
 
     @either.router.on("orders")
@@ -99,14 +99,14 @@ def test_a_requeued_event_is_handled_once(either: Place) -> None:
     assert either.states()["m1"] == ("completed", 0)
 
 
-def test_dead_events_are_discarded(either: Place) -> None:
+def test_dead_events_are_discarded(either: Harness) -> None:
     bring_about(either)
 
     assert len(maintenance(either).discard(DeadFilter(type="ord*"))) == 1
     assert "dead" not in either.states()
 
 
-def test_retention_in_batches(either: Place) -> None:
+def test_retention_in_batches(either: Harness) -> None:
     @either.router.on("orders")
     def handle(event: InboxEvent) -> None:
         if event.message_id.startswith("dead"):
@@ -130,22 +130,22 @@ def test_retention_in_batches(either: Place) -> None:
     assert sorted(either.states()) == ["dead1", "dead2", "new"]
 
 
-def test_a_forced_unlock_keeps_its_reason(either: Place) -> None:
+def test_a_forced_unlock_keeps_its_reason(either: Harness) -> None:
     either.accept(*messages(["locked", "free"]))
     either.lock("locked", "worker-7", timedelta(minutes=1))
     ids = [str(either.row(name)["id"]) for name in ("locked", "free")]
 
-    unlocked = upkeep(either).unlock(either.conn, ids, "host is gone")
+    unlocked = table_maintenance(either).unlock(either.conn, ids, "host is gone")
 
     assert unlocked == ids[:1]
     row = either.row("locked")
     assert row["locked_at"] is None
     assert row["last_error"].startswith("unlocked by force: host is gone (was locked by worker-7 since 20")
     with pytest.raises(SettingsError, match="reason"):
-        upkeep(either).unlock(either.conn, ids, " ")
+        table_maintenance(either).unlock(either.conn, ids, " ")
 
 
-def test_reap_gives_back_what_ran_out(either: Place) -> None:
+def test_reap_gives_back_what_ran_out(either: Harness) -> None:
     either.accept(*messages(["stale", "fresh", "last"]))
     either.set("last", max_attempts=1)
     for name, ago in (("stale", 5), ("fresh", 0), ("last", 5)):
@@ -157,10 +157,10 @@ def test_reap_gives_back_what_ran_out(either: Place) -> None:
     assert either.states() == {"stale": ("pending", 1), "fresh": ("pending", 0), "last": ("failed", 1)}
 
 
-def test_reap_passes_over_what_is_being_written(place: Place) -> None:
-    place.accept(message("m1"))
-    place.lock("m1", "somebody", timedelta(minutes=5))
-    with psycopg.connect(place.database.url) as other:
+def test_reap_passes_over_what_is_being_written(harness: Harness) -> None:
+    harness.accept(message("m1"))
+    harness.lock("m1", "somebody", timedelta(minutes=5))
+    with psycopg.connect(harness.database.url) as other:
         other.execute("SELECT 1 FROM inbox_events FOR UPDATE")
 
-        assert maintenance(place).reap(timedelta(minutes=1), max_attempts=99).returned == ()
+        assert maintenance(harness).reap(timedelta(minutes=1), max_attempts=99).returned == ()

@@ -20,11 +20,11 @@ from tests.history.journal import Deed, Entry, Journal
 from tests.history.publisher import Conduct
 from tests.history.tables import Draft, OpenOutboxTable, Table, Transaction
 
-__all__ = ["Draft", "Stage", "open_stage"]
+__all__ = ["Draft", "Harness", "open_harness"]
 
 
 @dataclass(slots=True)
-class Stage:
+class Harness:
     database: Database
     settings: Settings
     conduct: Conduct
@@ -39,14 +39,17 @@ class Stage:
         cls,
         database: Database,
         folder: Path,
+        hosting: dict[str, Any] | None = None,
         relay: dict[str, Any] | None = None,
         source: dict[str, Any] | None = None,
         broker: Broker | None = None,
         contract: type[Table] = OpenOutboxTable,
         **conduct: Any,
-    ) -> Stage:
+    ) -> Harness:
         """With a broker, it alone says in the end what was delivered."""
-        settings = settings_for(database.url, relay or {}, {**contract.source, **(source or {})})
+        settings = settings_for(
+            database.url, hosting or {}, relay or {}, {**contract.source, **(source or {})}
+        )
         address = broker.open_topic(f"history-{uuid4().hex}") if broker else None
         counts = contract.counts_failures
         conduct_of_all = Conduct(folder / "journal", address=address, counts_attempts=counts, **conduct)
@@ -76,7 +79,7 @@ class Stage:
         return [event.id for event in transaction.written]
 
     def relay(self, variant: str | None = None, settings: Settings | None = None) -> Relay:
-        """Start one more relay, whose processes end with the stage."""
+        """Start one more relay, whose processes end with the harness."""
         instance = f"r{len(self.relays)}"
         relay = Relay(settings or self.settings, instance, self.conduct, variant)
         self.relays.append(relay)
@@ -141,11 +144,11 @@ class Stage:
 
 
 @contextmanager
-def open_stage(database: Database, folder: Path, **options: Any) -> Iterator[Stage]:
-    stage = Stage.build(database, folder, **options)
+def open_harness(database: Database, folder: Path, **options: Any) -> Iterator[Harness]:
+    harness = Harness.build(database, folder, **options)
     try:
-        yield stage
+        yield harness
     finally:
-        for relay in stage.relays:
+        for relay in harness.relays:
             relay.abandon()
-        stage.table.close()
+        harness.table.close()

@@ -11,7 +11,7 @@ import time
 import psycopg
 
 from outspark.inbox import Acceptor, AcceptSettings
-from tests.integration.inbox.place import message
+from tests.integration.inbox.harness import message
 
 
 def main(url: str, table: str, wrong_by: str) -> None:

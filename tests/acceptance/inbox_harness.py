@@ -47,10 +47,12 @@ def bill(payload: dict, conn: psycopg.Connection) -> None:
 """
 
 CONFIG = """
-[relay]
-id = "till"
+[hosting]
 lanes = 2
 shift = "4s"
+
+[relay]
+id = "till"
 
 [server]
 health_check_interval = "500ms"
@@ -74,7 +76,7 @@ retry = {{ base_delay = "100ms", max_delay = "500ms" }}
 
 
 @dataclass(slots=True, kw_only=True)
-class Site(ABC):
+class InboxHarness(ABC):
     """`published` are the names of all orders that were sent."""
 
     postgres: Postgres
@@ -153,7 +155,7 @@ class Site(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class NatsSite(Site):
+class NatsInboxHarness(InboxHarness):
     """Orders come from NATS, each twice, as from a relay after a crash."""
 
     nats: Nats
@@ -172,19 +174,19 @@ class NatsSite(Site):
 
 
 @contextmanager
-def open_site(folder: Path) -> Iterator[NatsSite]:
+def open_inbox_harness(folder: Path) -> Iterator[NatsInboxHarness]:
     with Postgres(options={"fsync": "off"}) as postgres, Nats() as nats, relays(folder) as start:
-        site = NatsSite(postgres=postgres, nats=nats, folder=folder, start=start)
-        site.broker.open_topic(TOPIC)
-        prepare(site, CONFIG.format(url=json.dumps(site.url), nats=json.dumps(nats.url)))
-        yield site
+        inbox_harness = NatsInboxHarness(postgres=postgres, nats=nats, folder=folder, start=start)
+        inbox_harness.broker.open_topic(TOPIC)
+        prepare(inbox_harness, CONFIG.format(url=json.dumps(inbox_harness.url), nats=json.dumps(nats.url)))
+        yield inbox_harness
 
 
-def prepare(site: Site, config: str) -> None:
+def prepare(inbox_harness: InboxHarness, config: str) -> None:
     """What the billing service has: an inbox, a table for its bills, handlers, and settings."""
-    with psycopg.connect(site.url, autocommit=True) as conn:
+    with psycopg.connect(inbox_harness.url, autocommit=True) as conn:
         for statement in kind(inbox=True, partitioned=False).statements():
             conn.execute(statement.encode())
         conn.execute(BILLS)
-    (site.folder / "billing_handlers.py").write_text(HANDLERS)
-    (site.folder / "outspark.toml").write_text(config)
+    (inbox_harness.folder / "billing_handlers.py").write_text(HANDLERS)
+    (inbox_harness.folder / "outspark.toml").write_text(config)
