@@ -63,7 +63,7 @@ def settings_page() -> str:
         rows = [_setting(key, field) for key, field in fields if f"{name}.{key}" not in _SECTIONS]
         heading = f"## `[{name}]`" + (f"\n\n{model.__doc__.strip()}" if model.__doc__ else "")
         parts.append(f"{heading}\n\n{_table(['key', 'allowed', 'default', 'meaning'], rows)}")
-    parts.append("## Environment of an Open Outbox Relay\n\n" + _table(["variable", "sets"], _variables()))
+    parts.append(_environment())
     return "\n\n".join(parts) + "\n"
 
 
@@ -141,14 +141,29 @@ def _default(field: FieldInfo) -> str:
     return f"`{durations.text(value)}`" if isinstance(value, timedelta) else f"`{value}`"
 
 
+def _environment() -> str:
+    """The variables of an Open Outbox Relay: those that always count, then those of one publisher type each."""
+    columns = ["variable", "sets", "default"]
+    parts = ["## Environment of an Open Outbox Relay", _table(columns, _variables())]
+    for type, variables in environment.OF_PUBLISHER.items():
+        rows = [_variable(name, f"`{text(path)}`") for name, path in variables.items()]
+        parts.append(f"### With `PUBLISHER_TYPE={type}`\n\n{_table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
 def _variables() -> list[list[str]]:
     special = {
         "PUBLISHER_URL": f"`{text(('destinations', 'default', 'url'))}`",
         "SERVER_PORT": "`server.port`, and `server.host` if it has an address",
         "ENVIRONMENT": "`development` sets `log.level` to `debug`",
     }
-    plain = {name: f"`{text(path)}`" for name, path in (environment.OPEN_OUTBOX | environment.NATS).items()}
-    return [[f"`{name}`", meaning] for name, meaning in (plain | special).items()]
+    plain = {name: f"`{text(path)}`" for name, path in environment.OPEN_OUTBOX.items()}
+    return [_variable(name, meaning) for name, meaning in (plain | special).items()]
+
+
+def _variable(name: str, meaning: str) -> list[str]:
+    """The defaults count where the variables name a table."""
+    return [f"`{name}`", meaning, f"`{environment.DEFAULTS[name]}`" if name in environment.DEFAULTS else ""]
 
 
 def _metric(metric: Metric) -> list[str]:

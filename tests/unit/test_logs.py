@@ -7,6 +7,8 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
@@ -73,3 +75,13 @@ def test_the_level_is_kept_and_configuring_twice_does_not_double_lines() -> None
     log.debug("hidden")
     log.info("shown")
     assert out.getvalue().count("\n") == 1
+
+
+def test_the_lines_shown_in_the_docs_come_from_modules_that_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    names = re.findall(r"^\d\d:\d\d:\d\d\.\d{3} [A-Z]+ +([\w.]+) ", page, re.M)
+    names += [name.removeprefix("outspark.") for name in re.findall(r'"logger": "([\w.]+)"', page)]
+
+    assert len(names) == 5
+    for name in names:
+        assert find_spec(f"outspark.{name}") is not None, name

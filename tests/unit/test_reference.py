@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from outspark.config import environment
+from outspark.config.layers import text
 from outspark.tools import reference
 
 
@@ -29,3 +31,11 @@ def test_every_command_is_there() -> None:
     page = reference.cli_page()
     for command in ("init", "relay", "dead requeue", "prune", "demo"):
         assert f"`outspark {command}`" in page
+
+
+def test_every_variable_of_an_open_outbox_relay_is_there() -> None:
+    page = reference.settings_page()
+    for variables in (environment.OPEN_OUTBOX, *environment.OF_PUBLISHER.values()):
+        for name, path in variables.items():
+            assert f"| `{name}` | `{text(path)}` |" in page
+    assert "| `KAFKA_BATCH_BYTES` | `destinations.default.options.message.max.bytes` | `10485760` |" in page

@@ -35,7 +35,7 @@ def measure_inbox_consume(run: Run) -> None:
     for case, drains in samples.items():
         run.add(row("inbox-consume", case.host, "–", case.source, drains, most, drains[-1].cores_used()))
     reached = compare(samples, spark, ceiling)
-    run.want(Target("taking in from Kafka on Spark, of the ceiling", "≥", WANTED_OF_CLIENTS, reached, "×"))
+    run.want(Target("consuming from Kafka on Spark, of the ceiling", "≥", WANTED_OF_CLIENTS, reached, "×"))
 
 
 def measure_inbox_handle(run: Run) -> None:
