@@ -55,7 +55,7 @@ def _run(app: SparkApplication, stack: ExitStack, until_empty: bool) -> int:
         if not stop.asked:
             raise
         # Who tells us to end may have told what we were starting, too.
-        log.info("stopped before it was running", exc_info=log.isEnabledFor(logging.DEBUG))
+        log.info("stopped before the start was complete", exc_info=log.isEnabledFor(logging.DEBUG))
     # Spark takes over SIGINT while its session starts.
     stop.listen()
     while not stop.asked:
@@ -110,4 +110,7 @@ class _Stop:
         if self.asked:
             os._exit(128 + number)
         self.asked = True
-        log.info("stopping; once more stops at once", extra={"signal": signal.Signals(number).name})
+        log.info(
+            "shutting down; send the signal again to exit immediately",
+            extra={"signal": signal.Signals(number).name},
+        )

@@ -21,18 +21,21 @@ class Outage:
         """`error` without secrets."""
         if not self._on:
             self._on = True
-            log.warning("feed is disturbed", extra={"group": self._group, "error": error})
+            log.warning("broker unreachable, retrying", extra={"group": self._group, "error": error})
 
     def end(self) -> None:
         if self._on:
             self._on = False
-            log.info("feed is well again", extra={"group": self._group})
+            log.info("broker reachable again", extra={"group": self._group})
 
     def wait_for(self, what: str) -> None:
         """Something is not there yet and may come; once for each."""
         if what not in self._waited_for:
             self._waited_for.add(what)
-            log.warning("feed waits for what is not there yet", extra={"group": self._group, "missing": what})
+            log.warning(
+                "the feed waits for a topic or stream that does not exist yet",
+                extra={"group": self._group, "missing": what},
+            )
 
 
 class Feed(Protocol):

@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that `--help` answers at once."""
+"""The command line. Commands import what they need when they run, so that `--help` answers immediately."""
 
 from outspark.cli.app import main
 

@@ -22,6 +22,7 @@ from outspark.cli import (
     unlock,
     version,
 )
+from outspark.cli.commands import command
 
 app = typer.Typer(
     name="outspark",
@@ -54,7 +55,7 @@ for _name, _command in (
     ("unlock", unlock.unlock),
     ("version", version.version),
 ):
-    app.command(_name, epilog=exits.EPILOG)(_command)
+    command(app, _name)(_command)
 app.add_typer(dead.app, name="dead")
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(inbox.app, name="inbox")

@@ -1,69 +1,93 @@
-"""`outspark dead …`: look at events that could not pass, give them another life, or let them go."""
+"""`outspark dead …`: list and show events that could not be delivered or handled, requeue them, or discard them."""
 
 from __future__ import annotations
 
 import json as jsonlib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from outspark.cli import options, output
-from outspark.cli.exits import EPILOG, NoMatch
+from outspark.cli.commands import command, commands, flag
+from outspark.cli.exits import NoMatch
 
 if TYPE_CHECKING:
     from outspark.cli.tables import OpenTable
     from outspark.contracts.maintenance import DeadEvent, DeadFilter
 
-app = typer.Typer(
-    help="Look at events that could not be delivered, or in an inbox not handled; give them another life, or let "
-    "them go.",
-    no_args_is_help=True,
-    epilog=EPILOG,
-    rich_markup_mode="markdown",
+app = commands(
+    "List and show events that could not be delivered, or in an inbox not handled; requeue or discard them."
 )
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Only these events.", show_default=False)
-]
-Type = Annotated[
-    str | None,
-    typer.Option("--type", metavar="PATTERN", help="Only event types such as order.created or order.*"),
-]
-Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only events of this key.")]
-Error = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors that contain this.")]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="WHEN", help="Died since: 2h (ago) or 2026-03-01T12:00:00Z.")
-]
-Before = Annotated[str | None, typer.Option("--before", metavar="WHEN", help="Died before: as for --since.")]
-All = Annotated[bool, typer.Option("--all", help="All dead events; needed when nothing else says which.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="At most so many.")]
+
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """Which dead events are meant, as it was typed."""
+
+    type: Annotated[
+        str | None, flag("--type PATTERN", "Only events of this type, such as order.created or order.*")
+    ] = None
+    key: Annotated[str | None, flag("--key KEY", "Only events with this key.")] = None
+    error: Annotated[str | None, flag("--error TEXT", "Only events whose error contains this text.")] = None
+    since: Annotated[
+        str | None,
+        flag(
+            "--since WHEN",
+            "Only events that died at this time or later: 2h (two hours ago) or 2026-03-01T12:00:00Z.",
+        ),
+    ] = None
+    before: Annotated[
+        str | None, flag("--before WHEN", "Only events that died before this time, written as for --since.")
+    ] = None
+
+    def filter(self, opened: OpenTable, ids: list[str] | None = None) -> DeadFilter:
+        from outspark.contracts.maintenance import DeadFilter
+
+        since, before = _time(opened, self.since), _time(opened, self.before)
+        return DeadFilter(tuple(ids) if ids else None, self.type, self.key, self.error, since, before)
 
 
-@app.command("list", epilog=EPILOG)
+@dataclass(frozen=True, slots=True)
+class ChangeOptions(FilterOptions):
+    """Which dead events to change, and whether only to count them."""
+
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Only the events with these ids.", show_default=False),
+    ] = None
+    all: Annotated[bool, flag("--all", "All dead events; required when no id and no filter is given.")] = (
+        False
+    )
+    limit: Annotated[int | None, flag("--limit N", "Change at most this many events.", min=1)] = None
+    dry_run: options.DryRun = False
+
+    def require_choice(self) -> None:
+        some = any((self.ids, self.type, self.key, self.error, self.since, self.before))
+        if some and self.all:
+            raise typer.BadParameter("--all and a choice exclude each other")
+        if not some and not self.all:
+            raise typer.BadParameter("say which events: ids, a filter, or --all")
+
+    def up_to_limit(self, count: int) -> int:
+        return count if self.limit is None else min(count, self.limit)
+
+
+@command(app, "list")
 def list_(
-    type: Type = None,
-    key: Key = None,
-    error: Error = None,
-    since: Since = None,
-    before: Before = None,
+    *,
+    chosen: FilterOptions,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="ID", help="Only ids after this, in their order: page by page."),
+        flag("--after ID", "Only ids after this one, in the order of ids: one page after another."),
     ] = None,
     requeued: Annotated[
-        bool,
-        typer.Option("--requeued", help="Instead, those that wait for their resend. Only on contract jeap."),
+        bool, flag("--requeued", "List the events that wait for their resend instead; only on contract jeap.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many.")] = 100,
+    limit: Annotated[int, flag("--limit N", "List at most this many events.", min=1)] = 100,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
     """List dead events, the latest first.
 
@@ -75,11 +99,8 @@ def list_(
     outspark dead list --inbox billing
     ```
     """
-    from outspark.cli.tables import open_table
-
-    with open_table(config, source, inbox, url, table, contract) as opened:
-        which = _Wishes(None, type, key, error, since, before).filter(opened)
-        which = replace(which, after=after, requeued=requeued)
+    with target.open() as opened:
+        which = replace(chosen.filter(opened), after=after, requeued=requeued)
         total = opened.maintenance.count_dead(which)
         events = opened.maintenance.list_dead(which, limit)
     if json:
@@ -90,28 +111,22 @@ def list_(
         output.note(f"{len(events)} of {total} shown; see more with --limit")
 
 
-@app.command(epilog=EPILOG)
+@command(app)
 def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
-    payload: Annotated[bool, typer.Option("--payload", help="Write the bare payload to stdout.")] = False,
+    *,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The id of the event.")],
+    payload: Annotated[bool, flag("--payload", "Write the payload alone to stdout, byte for byte.")] = False,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
-    """Show one dead event: why it died, its headers, and on demand its payload.
+    """Show one dead event: why it died, its headers, and with `--payload` its payload.
 
     ```
     outspark dead show 0198f3c2-…
     outspark dead show 0198f3c2-… --payload > payload.bin
     ```
     """
-    from outspark.cli.tables import open_table
-
-    with open_table(config, source, inbox, url, table, contract) as opened:
+    with target.open() as opened:
         event = opened.maintenance.show_dead(id)
     if event is None:
         raise NoMatch(f"there is no dead event {id} in {opened.table}")
@@ -124,26 +139,9 @@ def show(
             typer.echo(f"{name:<13} {value if isinstance(value, str) else jsonlib.dumps(value)}")
 
 
-@app.command(epilog=EPILOG)
-def requeue(
-    ids: Ids = None,
-    type: Type = None,
-    key: Key = None,
-    error: Error = None,
-    since: Since = None,
-    before: Before = None,
-    all: All = False,
-    limit: Limit = None,
-    dry_run: options.DryRun = False,
-    json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
-) -> None:
-    """Give dead events another life, with all their attempts, at their old place in their key's order.
+@command(app)
+def requeue(*, chosen: ChangeOptions, json: options.Json = False, target: options.TableOptions) -> None:
+    """Make dead events pending again, at their old place in the order of their key. Their attempts start anew.
 
     ```
     outspark dead requeue 0198f3c2-…
@@ -152,90 +150,49 @@ def requeue(
     outspark dead requeue --inbox billing --error 'no such customer'
     ```
     """
-    from outspark.cli.tables import open_table
-
-    wishes = _Wishes(ids, type, key, error, since, before)
-    wishes.require_some(all)
-    with open_table(config, source, inbox, url, table, contract) as opened:
-        which = wishes.filter(opened)
-        if dry_run:
-            _report_dry_run("requeued", opened.maintenance.count_dead(which), limit, json)
-        else:
-            _report("requeued", opened.maintenance.requeue(which, limit), json)
+    _change("requeued", chosen, json, target)
 
 
-@app.command(epilog=EPILOG)
+@command(app)
 def discard(
-    ids: Ids = None,
-    type: Type = None,
-    key: Key = None,
-    error: Error = None,
-    since: Since = None,
-    before: Before = None,
-    all: All = False,
-    limit: Limit = None,
-    dry_run: options.DryRun = False,
+    *,
+    chosen: ChangeOptions,
     yes: options.Yes = False,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
-    """Delete dead events for good. Asks first; where nobody can answer, `--yes` is needed.
+    """Delete dead events permanently.
 
-    From an inbox their ids go too: the same message, if it is delivered again, is a new one.
+    The command asks for confirmation first; without a terminal to ask on, it needs `--yes`. An inbox forgets the ids
+    of the events, too: if the broker delivers one of these messages again, the inbox accepts it as a new one.
 
     ```
     outspark dead discard --type 'test.*' --dry-run
     outspark dead discard 0198f3c2-… --yes
     ```
     """
-    from outspark.cli.tables import open_table
+    _change("discarded", chosen, json, target, yes=yes)
 
-    wishes = _Wishes(ids, type, key, error, since, before)
-    wishes.require_some(all)
-    with open_table(config, source, inbox, url, table, contract) as opened:
-        which = wishes.filter(opened)
-        count = opened.maintenance.count_dead(which)
-        if dry_run:
-            _report_dry_run("discarded", count, limit, json)
+
+def _change(
+    verb: Literal["requeued", "discarded"],
+    chosen: ChangeOptions,
+    json: bool,
+    target: options.TableOptions,
+    *,
+    yes: bool = True,
+) -> None:
+    """Only counts the events in a dry run; otherwise changes them, after a confirmation unless `yes`."""
+    chosen.require_choice()
+    with target.open() as opened:
+        maintenance, which = opened.maintenance, chosen.filter(opened, chosen.ids)
+        if chosen.dry_run:
+            _report_dry_run(verb, chosen.up_to_limit(maintenance.count_dead(which)), json)
             return
-        if count:
-            amount = count if limit is None else min(count, limit)
-            output.confirm(f"Delete {amount} dead events from {opened.table} for good?", yes=yes)
-        _report("discarded", opened.maintenance.discard(which, limit), json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wishes:
-    """The flags that say which events are meant, as they were typed."""
-
-    ids: list[str] | None
-    type: str | None
-    key: str | None
-    error: str | None
-    since: str | None
-    before: str | None
-
-    def require_some(self, all: bool) -> None:
-        some = any((self.ids, self.type, self.key, self.error, self.since, self.before))
-        if some == all:
-            problem = (
-                "--all and a choice exclude each other"
-                if some
-                else "say which events: ids, a filter, or --all"
-            )
-            raise typer.BadParameter(problem)
-
-    def filter(self, opened: OpenTable) -> DeadFilter:
-        from outspark.contracts.maintenance import DeadFilter
-
-        ids = tuple(self.ids) if self.ids else None
-        since, before = _time(opened, self.since), _time(opened, self.before)
-        return DeadFilter(ids, self.type, self.key, self.error, since, before)
+        if not yes and (count := chosen.up_to_limit(maintenance.count_dead(which))):
+            output.confirm(f"Delete {count} dead events from {opened.table} for good?", yes=False)
+        change = maintenance.requeue if verb == "requeued" else maintenance.discard
+        _report(verb, change(which, chosen.limit), json)
 
 
 def _time(opened: OpenTable, text: str | None) -> datetime | None:
@@ -265,8 +222,7 @@ def _report(verb: str, ids: list[str], json: bool) -> None:
         raise NoMatch("no dead event matched")
 
 
-def _report_dry_run(verb: str, count: int, limit: int | None, json: bool) -> None:
-    count = count if limit is None else min(count, limit)
+def _report_dry_run(verb: str, count: int, json: bool) -> None:
     if json:
         output.print_json({verb: count, "dry_run": True})
     else:

@@ -23,7 +23,7 @@ class DatabaseUnreachable(OutsparkError):
 
 
 class NoMatch(OutsparkError):
-    """Nothing was there to be shown or changed."""
+    """There was no event to show or to change."""
 
 
 def code(error: Exception) -> int:
@@ -39,6 +39,6 @@ def code(error: Exception) -> int:
 
 
 def expected(error: Exception) -> bool:
-    """True for what deserves one clear line; anything else is a fault of ours and shows its traceback."""
+    """True for an error that is printed as one line; any other is a bug of Outspark and gets its traceback."""
     psycopg = sys.modules.get("psycopg")
     return isinstance(error, OutsparkError) or (psycopg is not None and isinstance(error, psycopg.Error))

@@ -1,146 +1,77 @@
-"""`outspark inbox …`: take messages in from a broker, and handle them, each once."""
+"""`outspark inbox …`: accept messages from a broker, and handle each of them once."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from outspark.cli import options
-from outspark.cli.exits import EPILOG
+from outspark.cli.commands import command, commands, flag
 
 if TYPE_CHECKING:
     from outspark.config.settings import Settings
     from outspark.inbox.lane import Task
 
-app = typer.Typer(
-    help="Take messages in from a broker, and handle each of them once.",
-    no_args_is_help=True,
-    epilog=EPILOG,
-    rich_markup_mode="markdown",
-)
+app = commands("Accept messages from a broker, and handle each message once.")
 
 Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[INBOX]...", help="Only these inboxes of the settings.", show_default=False),
 ]
-App = Annotated[
-    str | None,
-    typer.Option("--app", metavar="MODULE:ROUTER", help="The handlers, over the settings."),
-]
-Lanes = Annotated[
-    int | None, typer.Option("--lanes", metavar="N", help="Loops that work side by side, for each inbox.")
-]
-Master = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", help="Spark master; local unless the settings say else."),
-]
-Port = Annotated[
-    int | None, typer.Option("--port", metavar="N", help="Port of health and metrics; 0 picks a free one.")
-]
-LogLevel = Annotated[
-    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-]
-LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="text|json", help="Lines for people or for machines.")
-]
-UntilEmpty = Annotated[
-    bool, typer.Option("--until-empty", help="End with exit code 0 once no event waits for its handler.")
-]
+App = Annotated[str | None, flag("--app MODULE:ROUTER", "Where the handlers are; overrides the settings.")]
 
 
-@app.command(epilog=EPILOG)
-def consume(
-    names: Names = None,
-    config: options.Config = None,
-    lanes: Lanes = None,
-    master: Master = None,
-    port: Port = None,
-    wait_for_database: options.WaitForDatabase = False,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
-) -> None:
-    """Take messages in from Kafka or NATS until stopped.
+@command(app)
+def consume(*, names: Names = None, config: options.Config = None, hosting: options.HostingOptions) -> None:
+    """Accept messages from Kafka or NATS into the inbox, until stopped.
 
-    Each message becomes one row of the inbox, however often it is delivered. The broker hears of it when the
-    strategy says so: first of all, once it is kept, or once it is handled.
+    Each message becomes one row of the inbox, however often the broker delivers it. The strategy of the inbox decides
+    when the message is acknowledged to the broker: before its row is committed, after that, or once it is handled.
 
     ```
     outspark inbox consume --config outspark.toml
     outspark inbox consume billing --lanes 4
     ```
     """
-    settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
-    raise typer.Exit(_run(settings, names, ["consume"], until_empty=False))
+    _run(hosting.load(config), names, ["consume"])
 
 
-@app.command(epilog=EPILOG)
+@command(app)
 def handle(
+    *,
     names: Names = None,
     app: App = None,
     config: options.Config = None,
-    lanes: Lanes = None,
-    master: Master = None,
-    port: Port = None,
-    until_empty: UntilEmpty = False,
-    wait_for_database: options.WaitForDatabase = False,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+    until_empty: Annotated[
+        bool, flag("--until-empty", "Exit with code 0 once no event waits for its handler.")
+    ] = False,
+    hosting: options.HostingOptions,
 ) -> None:
-    """Call the handlers of what was taken in until stopped.
+    """Call the handlers of the events in the inbox, until stopped.
 
-    A handler's writes and the completion of its event are one transaction: both are there, or neither.
+    With the strategy exactly-once, which is the default, the writes of a handler and the completion of its event are
+    one transaction: PostgreSQL commits both or neither.
 
     ```
     outspark inbox handle --app billing.handlers:router
     outspark inbox handle billing --until-empty
     ```
     """
-    settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
-    raise typer.Exit(_run(settings, names, ["handle"], until_empty=until_empty, app=app))
+    _run(hosting.load(config), names, ["handle"], app=app, until_empty=until_empty)
 
 
-@app.command(epilog=EPILOG)
+@command(app)
 def run(
-    names: Names = None,
-    app: App = None,
-    config: options.Config = None,
-    lanes: Lanes = None,
-    master: Master = None,
-    port: Port = None,
-    wait_for_database: options.WaitForDatabase = False,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+    *, names: Names = None, app: App = None, config: options.Config = None, hosting: options.HostingOptions
 ) -> None:
-    """Take messages in and handle them, in one application, until stopped.
+    """Accept messages and handle them, in one application, until stopped.
 
     ```
     outspark inbox run --app billing.handlers:router
     ```
     """
-    settings = _settings(config, lanes, master, port, wait_for_database, log_level, log_format)
-    raise typer.Exit(_run(settings, names, ["consume", "handle"], until_empty=False, app=app))
-
-
-def _settings(
-    config: Path | None,
-    lanes: int | None,
-    master: str | None,
-    port: int | None,
-    wait_for_database: bool,
-    log_level: str | None,
-    log_format: str | None,
-) -> Settings:
-    return options.load_settings(
-        config,
-        lanes=lanes,
-        master=master,
-        port=port,
-        wait_for_database=wait_for_database or None,
-        log_level=log_level,
-        log_format=log_format,
-    )
+    _run(hosting.load(config), names, ["consume", "handle"], app=app)
 
 
 def _run(
@@ -148,9 +79,9 @@ def _run(
     names: list[str] | None,
     tasks: list[Task],
     *,
-    until_empty: bool,
     app: str | None = None,
-) -> int:
+    until_empty: bool = False,
+) -> NoReturn:
     from outspark.config.extras import require_for_inboxes
     from outspark.errors import SettingsError
 
@@ -170,4 +101,4 @@ def _run(
     require_for_inboxes([settings.inboxes[name] for name in chosen], consume="consume" in tasks)
     from outspark.runner import run_inbox
 
-    return run_inbox(settings, chosen, tasks, until_empty=until_empty)
+    raise typer.Exit(run_inbox(settings, chosen, tasks, until_empty=until_empty))

@@ -41,7 +41,7 @@ def record(item: Any) -> dict[str, Any]:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Aligned, without a frame; cells may be of any length when the output is not a terminal."""
+    """Aligned columns without a frame; a cell may have any length when the output is not a terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -55,7 +55,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 
 def age(value: timedelta | None) -> str:
-    """`2h5m`: what a person wants to know, without the milliseconds of a long wait."""
+    """`2h5m`: an age for people, in whole seconds from ten seconds on."""
     if value is None:
         return "-"
     if value >= timedelta(seconds=10):
@@ -64,7 +64,7 @@ def age(value: timedelta | None) -> str:
 
 
 def progress() -> Progress:
-    """A bar on stderr that is silent when nobody watches."""
+    """A progress bar on stderr, which stays silent when stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -73,9 +73,11 @@ def progress() -> Progress:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks a person; where there is none, `--yes` must have been given."""
+    """Asks on the terminal; without a terminal, `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise SettingsError(f"{question} Nobody is here to answer: repeat with --yes, or look with --dry-run")
+        raise SettingsError(
+            f"{question} There is no terminal to ask on: repeat with --yes, or preview with --dry-run"
+        )
     typer.confirm(question, abort=True, err=True)

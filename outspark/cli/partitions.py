@@ -1,4 +1,4 @@
-"""`outspark partitions …`: see the partitions of a table, and keep them: made ahead, dropped when final and old."""
+"""`outspark partitions …`: list the partitions of a table, create them ahead of time, and drop old ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outspark.cli import options, output
-from outspark.cli.exits import EPILOG
+from outspark.cli.commands import command, commands, flag
 
 if TYPE_CHECKING:
     from outspark.cli.tables import OpenTable
@@ -18,38 +18,26 @@ if TYPE_CHECKING:
     from outspark.database.partitions import Partition, Size
     from outspark.maintenance.partitions import Changes
 
-app = typer.Typer(
-    help="See the partitions of an outbox or inbox, and keep them: made ahead, dropped when all in them is final and "
-    "old.",
-    no_args_is_help=True,
-    epilog=EPILOG,
-    rich_markup_mode="markdown",
+app = commands(
+    "List the partitions of an outbox or inbox, create them ahead of time, and drop those whose events are final "
+    "and old."
 )
 
 
-@app.command("list", epilog=EPILOG)
-def list_(
-    json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
-) -> None:
+@command(app, "list")
+def list_(*, json: options.Json = False, target: options.TableOptions) -> None:
     """List the partitions of a table with their times in UTC, oldest first.
 
-    *rows* is what the planner believes, *size* includes indexes.
+    *rows* is the estimate of PostgreSQL's planner, and *size* includes the indexes.
 
     ```
     outspark partitions list --inbox billing
     outspark partitions list --source orders --json | jq -r '.partitions[].name'
     ```
     """
-    from outspark.cli.tables import open_table
     from outspark.database import partitions
 
-    with open_table(config, source, inbox, url, table, contract) as opened:
+    with target.open() as opened:
         partitions.require_split(opened.conn, opened.table)
         layout = partitions.read(opened.conn, opened.table)
         sizes = partitions.sizes(opened.conn, opened.table)
@@ -64,49 +52,42 @@ def list_(
         output.note("there is none for the present time: run outspark partitions keep")
 
 
-@app.command(epilog=EPILOG)
+@command(app)
 def keep(
+    *,
     every: Annotated[
         str | None,
-        typer.Option(
-            "--every",
-            metavar="hour|day|week|month",
-            help="How long a new partition is; otherwise the settings'.",
+        flag(
+            "--every hour|day|week|month",
+            "Time that a new partition covers, instead of that in the settings.",
         ),
     ] = None,
     ahead: Annotated[
         int | None,
-        typer.Option(
-            "--ahead", metavar="N", help="Partitions beyond the present one; otherwise the settings'."
-        ),
+        flag("--ahead N", "Number of partitions after the present one, instead of that in the settings."),
     ] = None,
     retention: Annotated[
         str | None,
-        typer.Option(
-            "--retention",
-            metavar="AGE",
-            help="Drop partitions that ended this long ago, such as 30d; otherwise the settings', or none.",
+        flag(
+            "--retention AGE",
+            "Drop partitions that ended longer ago than this, such as 30d, instead of the age in the settings.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing; say what would be created and dropped.")
+        bool, flag("--dry-run", "Change nothing; print what the command would create and drop.")
     ] = False,
     yes: options.Yes = False,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
-    """Create the partitions that are missing from now on, and drop those that are finished: one run, for a schedule.
+    """Create the partitions that will be needed next, and drop finished ones, once: run the command on a schedule.
 
-    A partition goes when it ended the retention ago, and every event in it is final since before then; with it goes
-    the knowledge of its messages. What others hold is left for the next run. Without flags it goes by the `partitions`
-    of the source or inbox in the settings, and by three days ahead and no retention where there are none. On a
-    terminal it asks before it drops; in a script the retention is the answer. A relay, and `outspark inbox`, do
-    this by themselves every hour where the settings have `partitions`.
+    The command drops a partition when the partition ended longer ago than the retention, and all its events have been
+    final for as long. An inbox then no longer recognizes the messages in it. A partition that another session uses is
+    left for the next run. Without flags, the `partitions` of the source or inbox in the settings apply; without those,
+    partitions are created for three days ahead and none is dropped. On a terminal the command asks before it drops a
+    partition; in a script it does not ask. `outspark relay` and `outspark inbox` do the same every hour when the
+    settings have `partitions`.
 
     ```
     outspark partitions keep --inbox billing
@@ -114,11 +95,10 @@ def keep(
     outspark partitions keep --source orders --retention 30d --json
     ```
     """
-    from outspark.cli.tables import open_table
     from outspark.maintenance.partitions import Partitions
 
     given = _given(every, ahead, retention)
-    with open_table(config, source, inbox, url, table, contract) as opened:
+    with target.open() as opened:
         wanted = _wanted(opened, given)
         partitions = Partitions(
             opened.conn, opened.table, every=wanted.every, ahead=wanted.ahead, retention=wanted.retention
@@ -133,7 +113,7 @@ def keep(
 
 
 def _given(every: str | None, ahead: int | None, retention: str | None) -> dict[str, Any]:
-    """The flags that were given, once they are right."""
+    """The flags that were given; BadParameter if a value is not allowed."""
     from pydantic import ValidationError
 
     from outspark.config import describe
@@ -151,7 +131,7 @@ def _given(every: str | None, ahead: int | None, retention: str | None) -> dict[
 
 
 def _wanted(opened: OpenTable, given: dict[str, Any]) -> PartitionSettings:
-    """What the settings say, with the flags over it."""
+    """The settings of the source or inbox, with the flags on top."""
     from outspark.config.fields import PartitionSettings
     from outspark.errors import SettingsError
 

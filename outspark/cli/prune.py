@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outspark.cli import options, output
+from outspark.cli.commands import flag
 
 if TYPE_CHECKING:
     from outspark.cli.tables import Kind
@@ -15,42 +16,36 @@ if TYPE_CHECKING:
 
 
 def prune(
+    *,
     delivered_age: Annotated[
         str | None,
-        typer.Option(
-            "--delivered-age",
-            metavar="AGE",
-            help="Delete events that were delivered longer ago than this; in an inbox, completed.",
+        flag(
+            "--delivered-age AGE",
+            "Delete events that were delivered, or in an inbox completed, longer ago than this.",
         ),
     ] = None,
     dead_age: Annotated[
         str | None,
-        typer.Option(
-            "--dead-age",
-            metavar="AGE",
-            help="Delete dead events older than this; on jeap, all that are unsent.",
+        flag(
+            "--dead-age AGE",
+            "Delete events that died longer ago than this; on jeap, all unsent events that are older.",
         ),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", min=1, max=10_000, metavar="N", help="Events per transaction.")
+        int, flag("--batch N", "Delete this many events in each transaction.", min=1, max=10_000)
     ] = 1000,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
-    """Delete delivered and dead events past their age, in small batches that never block writers.
+    """Delete delivered and dead events that exceed their age, in small batches that never block writers.
 
-    Ages are a number with a unit: `30m`, `12h`, `7d`. What is not named is kept. On a terminal it says how
-    many and asks first; in a script the ages are the answer.
+    An age is a number with a unit: `30m`, `12h`, `7d`. Events of a kind whose age is not given are kept. On a terminal
+    the command shows how many events it would delete, and asks for confirmation; in a script it deletes them.
 
-    An inbox knows messages by their rows: one that is delivered again after it was pruned is handled again. So keep
-    them longer than any broker would redeliver.
+    An inbox recognizes a message by its row: if the broker delivers a message again after its row was pruned, the inbox
+    handles it again. Keep rows longer than any broker may redeliver a message.
 
     ```
     outspark prune --delivered-age 7d --dead-age 30d --dry-run
@@ -58,7 +53,6 @@ def prune(
     outspark prune --inbox billing --delivered-age 30d
     ```
     """
-    from outspark.cli.tables import open_table
     from outspark.maintenance.operations import Retention
 
     if delivered_age is None and dead_age is None:
@@ -67,7 +61,7 @@ def prune(
         delivered=options.parse_duration(delivered_age) if delivered_age else None,
         dead=options.parse_duration(dead_age) if dead_age else None,
     )
-    with open_table(config, source, inbox, url, table, contract) as opened:
+    with target.open() as opened:
         expected = opened.maintenance.count_prunable(retention)
         if not dry_run:
             if expected.total and sys.stdin.isatty():

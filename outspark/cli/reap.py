@@ -1,4 +1,4 @@
-"""`outspark reap`: give back claims whose relay, or worker of an inbox, is gone."""
+"""`outspark reap`: give back claims whose relay, or worker of an inbox, crashed or disconnected."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from typing import Annotated
 import typer
 
 from outspark.cli import options, output
+from outspark.cli.commands import flag
 
 
 def reap(
+    *,
     lease_timeout: Annotated[
         str | None,
-        typer.Option(
-            "--lease-timeout", metavar="AGE", help="How old a claim must be; otherwise the settings'."
+        flag(
+            "--lease-timeout AGE",
+            "Give back claims that are older than this, instead of the age in the settings.",
         ),
     ] = None,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
-    """Give back claims that ran out, because a relay or its machine is gone. A relay does this by itself too.
+    """Give back claims that timed out because their relay crashed or disconnected. A running relay does the same.
 
-    In an inbox these are the locks of workers; one that is at work refreshes its own. Each counts as an attempt, so
-    an event that kills whoever has it ends up dead instead of going round for ever.
+    In an inbox, the claims are the locks of workers; a running worker refreshes its own. The command counts an attempt
+    for each event, so that an event which crashes every relay or worker ends up dead instead of being tried for ever.
 
     ```
     outspark reap
@@ -35,12 +33,10 @@ def reap(
     outspark reap --inbox billing
     ```
     """
-    from outspark.cli.tables import open_table
-
     age = options.parse_duration(lease_timeout) if lease_timeout else None
     returned: list[str] = []
     dead: list[str] = []
-    with open_table(config, source, inbox, url, table, contract) as opened:
+    with target.open() as opened:
         more = True
         while more:
             reaped = opened.maintenance.reap(age or opened.lease, opened.max_attempts, opened.reap_batch)

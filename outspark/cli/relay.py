@@ -2,63 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from outspark.cli import options
+from outspark.cli.commands import flag
 
 
 def relay(
-    config: options.Config = None,
-    source: options.Source = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    *,
+    source: options.SourceOptions,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="WHERE",
-            help="Send everything to kafka://, nats://, amqp://, redis:// or https:// and a host, to stdout or null.",
+        flag(
+            "--to WHERE",
+            "Send all events to one place: stdout, null, or a URL with kafka://, nats://, amqp://, redis:// or https://.",
         ),
-    ] = None,
-    lanes: Annotated[
-        int | None, typer.Option("--lanes", metavar="N", help="Loops that work side by side.")
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark master; local unless the settings say else."),
     ] = None,
     ordering: Annotated[
         str | None,
-        typer.Option("--ordering", metavar="key|none", help="In order per key, or relays that compete."),
+        flag("--ordering key|none", "key: in order per key. none: relays compete for single events."),
     ] = None,
     lease: Annotated[
         str | None,
-        typer.Option("--lease", metavar="row|slot", help="Claims marked in the rows, or by slot only."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="N", help="Port of health and metrics; 0 picks a free one."),
+        flag(
+            "--lease row|slot",
+            "row: a claim marks its rows. slot: the relay owns slots, and writes only outcomes.",
+        ),
     ] = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End with exit code 0 once nothing is pending any more.")
+        bool, flag("--until-empty", "Exit with code 0 once all that is pending is scheduled for later.")
     ] = False,
-    wait_for_database: options.WaitForDatabase = False,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
-    log_format: Annotated[
-        str | None,
-        typer.Option("--log-format", metavar="text|json", help="Lines for people or for machines."),
-    ] = None,
+    hosting: options.HostingOptions,
 ) -> None:
     """Deliver events until stopped.
 
-    Ctrl-C or SIGTERM finishes the batches in flight and gives the slots back; a second one ends at once.
-    Settings come from a file, the environment on top of it, and these flags on top of both. The environment
-    of an Open Outbox Relay (STORAGE_URL, PUBLISHER_TYPE, …) works as it is.
+    Ctrl-C or SIGTERM makes the relay finish the batches in flight and release its slots; a second signal makes it exit
+    immediately. Settings come from a file; environment variables override the file, and these flags override both. The
+    environment of an Open Outbox Relay (STORAGE_URL, PUBLISHER_TYPE, …) works as it is.
 
     ```
     outspark relay --url postgresql://localhost/shop --to stdout
@@ -67,24 +50,9 @@ def relay(
     STORAGE_URL=postgres://db/shop PUBLISHER_TYPE=nats PUBLISHER_URL=nats://bus:4222 outspark relay
     ```
     """
-    settings = options.load_settings(
-        config,
-        source,
-        url=url,
-        table=table,
-        contract=contract,
-        to=to,
-        lanes=lanes,
-        master=master,
-        ordering=ordering,
-        lease=lease,
-        port=port,
-        wait_for_database=wait_for_database or None,
-        log_level=log_level,
-        log_format=log_format,
-    )
     from outspark.config.extras import require_for_relay
 
+    settings = hosting.load(**asdict(source), to=to, ordering=ordering, lease=lease)
     require_for_relay(settings)
     from outspark.runner import run
 

@@ -1,16 +1,14 @@
-"""`outspark stats`: how much waits in each source and inbox, and how long."""
+"""`outspark stats`: how many events wait in each source and inbox, and how long."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from outspark.cli import options, output
+from outspark.cli.commands import flag
 
 if TYPE_CHECKING:
     from outspark.cli.tables import Kind
-    from outspark.config.settings import Settings
     from outspark.contracts.maintenance import Stats
 
 _COLUMNS = ("pending", "backoff", "scheduled")
@@ -20,26 +18,22 @@ _PLURALS = {"source": "sources", "inbox": "inboxes"}
 
 
 def stats(
+    *,
     exact: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--exact",
-            help="Count delivered and completed events instead of estimating: reads all of them.",
+            "Count delivered and completed events instead of estimating them; this reads all of their rows.",
         ),
     ] = False,
     json: options.Json = False,
-    config: options.Config = None,
-    source: options.Source = None,
-    inbox: options.Inbox = None,
-    url: options.Url = None,
-    table: options.Table = None,
-    contract: options.Contract = None,
+    target: options.TableOptions,
 ) -> None:
-    """Show how much waits, how long, and what is dead. All sources and inboxes, unless one is named.
+    """Show how many events wait, how long they wait, and how many are dead, in all sources and inboxes or in one.
 
-    *oldest* is the age of the oldest event that waits, *behind* how long the first due event has been
-    waiting, *lease* the age of the oldest claim. Of an inbox, the events of its consumer group are counted; in
-    JSON, `delivering` are those that workers have locked, and `delivered` those that are completed.
+    *oldest* is the age of the oldest pending event, *behind* is how long the first due event has been due, and *lease*
+    is the age of the oldest claim. For an inbox, the command counts the events of its consumer group; with `--json`,
+    `delivering` is the number of events that workers have locked, and `delivered` that of completed events.
 
     ```
     outspark stats
@@ -48,10 +42,7 @@ def stats(
     outspark stats --json | jq '.sources[].dead'
     ```
     """
-    from outspark.cli.tables import load
-
-    settings = load(config, source, inbox, url, table, contract)
-    found = _read(settings, source, inbox, exact)
+    found = _read(target, exact)
     if json:
         output.print_json(
             {
@@ -66,12 +57,11 @@ def stats(
             output.print_table(columns, [_row(name, one) for name, one in all.items()])
 
 
-def _read(
-    settings: Settings, source: str | None, inbox: str | None, exact: bool
-) -> dict[Kind, dict[str, Stats]]:
+def _read(target: options.TableOptions, exact: bool) -> dict[Kind, dict[str, Stats]]:
     from outspark.cli.tables import open_inbox, open_source
     from outspark.config.loading import pick_inbox, pick_source
 
+    settings, source, inbox = target.load(), target.source, target.inbox
     sources: dict[str, Any] = {} if inbox is not None else dict(settings.sources)
     inboxes: dict[str, Any] = {} if source is not None else dict(settings.inboxes)
     if source is not None or not (sources or inboxes or inbox):

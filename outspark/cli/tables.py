@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 import psycopg
 
 from outspark import contracts
-from outspark.cli import options
 from outspark.cli.exits import DatabaseUnreachable
+from outspark.cli.options import TableOptions
 from outspark.config.fields import PartitionSettings
 from outspark.config.inbox import InboxSettings
 from outspark.config.loading import pick_inbox, pick_source
-from outspark.config.settings import Settings, SourceSettings
+from outspark.config.settings import SourceSettings
 from outspark.contracts.maintenance import TableMaintenance
 from outspark.contracts.omnibox.inbox import resolve_inbox
 from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
@@ -35,7 +34,7 @@ Kind = Literal["source", "inbox"]
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """`lease`, `max_attempts` and `reap_batch` are what `reap` goes by; `partitions` what the settings say of them."""
+    """`reap` uses `lease`, `max_attempts` and `reap_batch`; `partitions keep` uses `partitions`."""
 
     kind: Kind
     name: str
@@ -54,39 +53,14 @@ class OpenTable:
 
 
 @contextmanager
-def open_table(
-    config: Path | None,
-    source: str | None,
-    inbox: str | None,
-    url: str | None,
-    table: str | None,
-    contract: str | None,
-) -> Iterator[OpenTable]:
-    """The source or inbox that is named, or else the only source, or where there is none the only inbox."""
-    settings = load(config, source, inbox, url, table, contract)
-    if inbox is not None or (source is None and not settings.sources and settings.inboxes):
-        with open_inbox(*pick_inbox(settings, inbox)) as one:
+def open_table(options: TableOptions) -> Iterator[OpenTable]:
+    settings = options.load()
+    if options.inbox is not None or (options.source is None and not settings.sources and settings.inboxes):
+        with open_inbox(*pick_inbox(settings, options.inbox)) as one:
             yield one
     else:
-        with open_source(*pick_source(settings, source)) as one:
+        with open_source(*pick_source(settings, options.source)) as one:
             yield one
-
-
-def load(
-    config: Path | None,
-    source: str | None,
-    inbox: str | None,
-    url: str | None,
-    table: str | None,
-    contract: str | None,
-) -> Settings:
-    """The settings with these flags over them."""
-    if source is not None and inbox is not None:
-        raise SettingsError("--source and --inbox exclude each other: choose one")
-    if inbox is not None and contract not in (None, "omnibox"):
-        raise SettingsError(f"--contract {contract!r} has no inbox; inboxes are of contract omnibox")
-    of_source = contract if inbox is None else None
-    return options.load_settings(config, source, inbox, url=url, table=table, contract=of_source)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Commands that live in a part of their own, `outspark.tools.<part>.command`, which may not be installed.
+"""Commands of the workshop, each in a module `outspark.tools.<part>.command` that may not be installed.
 
-Such a module has `main(args: list[str]) -> int`, and its own `--help`.
+The module has a function `main(args: list[str]) -> int`, and prints its own `--help`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import typer
 from outspark.errors import OutsparkError
 
 _PARTS = {
-    "bench": "Measure relay and inbox beside the most that the database can do.",
-    "demo": "See it work: orders, relay, broker, inbox and bills; lanes killed; proof that each order is billed once.",
+    "bench": "Measure the relay and the inbox, and compare them with the most that the database can do.",
+    "demo": "Watch orders go through relay, broker and inbox while lanes are killed, and see that each is billed once.",
 }
 
 

@@ -14,7 +14,7 @@ _PARTS = ("psycopg", "pyspark", "nats-py")
 
 
 def version(json: options.Json = False) -> None:
-    """Print which version this is; with `--json` also those of Python and of the main parts.
+    """Print Outspark's version; with `--json` also those of Python and of the main packages.
 
     ```
     outspark version

@@ -101,7 +101,7 @@ class SparkApplication(ABC):
             # is away for a moment.
             self._say_stop()
         if any(thread.is_alive() for thread in self._threads):
-            log.warning("lanes did not end in time; cancelling them")
+            log.warning("lanes did not finish in time; their tasks are cancelled")
             if self.spark is not None:
                 cancel(self.spark, self._tag)
             _join(self._threads, CANCEL_WAIT)
@@ -118,7 +118,7 @@ class SparkApplication(ABC):
             return False
         while at_work := self._lanes_at_work():
             if time.monotonic() >= deadline:
-                log.warning("lanes did not end in time", extra={"lanes": sorted(at_work)})
+                log.warning("lanes did not finish in time", extra={"lanes": sorted(at_work)})
                 return False
             self._say_stop()
             time.sleep(ORPHAN_POLL)

@@ -83,7 +83,10 @@ class _Beat:
             hide_from_planner = time.monotonic() - self._last
             if hide_from_planner >= 2 * self._after:
                 where = place(sys._current_frames().get(self._lane))
-                log.error("lane gives its process up", extra={"lane": self._spec.lane, "stuck": where})
+                log.error(
+                    "the lane ends its process so that Spark starts it again",
+                    extra={"lane": self._spec.lane, "stuck": where},
+                )
                 self._give_up()
             if hide_from_planner < self._after:
                 self._tell_no_more()
@@ -95,14 +98,14 @@ class _Beat:
 
     def _tell(self) -> None:
         frame = sys._current_frames().get(self._lane)
-        log.debug("lane does not move", extra={"stack": "".join(traceback.format_stack(frame))})
+        log.debug("the lane makes no progress", extra={"stack": "".join(traceback.format_stack(frame))})
         self._telling = Connecting(partial(connect, _url(self._spec), prefix(self._spec) + place(frame)))
 
     def _see_whether_told(self, telling: Connecting) -> None:
         try:
             telling.result()
         except (psycopg.Error, OutsparkError) as error:
-            log.debug("nobody can be told where the lane hangs", extra={"error": str(error).strip()})
+            log.debug("the database cannot be told where the lane hangs", extra={"error": str(error).strip()})
             self._telling = None
 
     def _tell_no_more(self) -> None:

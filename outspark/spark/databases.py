@@ -96,7 +96,7 @@ class Databases:
         found: list[str] = []
         for answer in self.each({url: url for url in databases.values()}, first_column).values():
             if isinstance(answer, Exception):
-                log.debug("nothing can be seen", extra={"error": line(answer)})
+                log.debug("the database could not be asked", extra={"error": line(answer)})
             else:
                 found += answer
         return found

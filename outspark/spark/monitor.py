@@ -122,7 +122,7 @@ class Monitor:
         answers = self._counting.each(self._urls(), self._gauges)
         for name, gauges in answers.items():
             if isinstance(gauges, Exception):
-                log.debug("no gauges", extra={"source": name, "error": line(gauges)})
+                log.debug("the gauges could not be read", extra={"source": name, "error": line(gauges)})
             else:
                 for gauge in gauges:
                     tally.set(gauge.name, gauge.value, source=name, **gauge.labels)
@@ -159,7 +159,7 @@ class Monitor:
         for name, answer in self._databases.each(locked, self._release_lock).items():
             if answer is not None:
                 log.warning(
-                    "the lock could not be released; it runs out by itself",
+                    "the lock could not be released; it expires by itself",
                     extra={"source": name, "error": line(answer)},
                 )
 

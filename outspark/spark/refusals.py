@@ -60,7 +60,9 @@ class Preflight:
         if for_good(error) and not self._wait:
             self._refusals.append(f"{self._kind} {name!r}: {line(error)}")
         elif for_good(error) or isinstance(error, psycopg.OperationalError):
-            log.warning("database does not answer yet", extra={self._kind: name, "error": line(error)})
+            log.warning(
+                "the database does not answer yet, retrying", extra={self._kind: name, "error": line(error)}
+            )
         else:
             raise error
 

@@ -134,7 +134,7 @@ class Shifts:
             self.lost = has_ended(self.spark)
             if self.lost:
                 extra = {"lane": self.spec.lane, "shift": shift.number, "error": self.problem}
-                log.error("lane failed with Spark", extra=extra)
+                log.error("the lane's Spark task failed", extra=extra)
             return False
         self.failures, self.problem = 0, ""
         return True

@@ -58,7 +58,9 @@ def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) ->
             report = lane.run(told_to_end, moved)
     except HandlerHung as error:
         # A thread cannot be ended, but this process can: Spark hosts the lane again in another.
-        logging.getLogger(__name__).error("lane gives its process up", extra={"error": str(error)})
+        logging.getLogger(__name__).error(
+            "the lane ends its process so that Spark starts it again", extra={"error": str(error)}
+        )
         os._exit(HUNG)
     yield one_row(json.dumps(report.to_json()))
 

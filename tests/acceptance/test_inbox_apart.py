@@ -66,5 +66,5 @@ def test_a_second_signal_ends_at_once(inbox_harness: NatsInboxHarness) -> None:
     process = inbox_harness.inbox("run", "--app", "billing_handlers:router")
     process.await_log("server is listening")
     process.send(signal.SIGTERM)
-    process.await_log("stopping; once more stops at once")
+    process.await_log("shutting down; send the signal again to exit immediately")
     assert process.stop(signal.SIGTERM, timeout=5) == 128 + signal.SIGTERM

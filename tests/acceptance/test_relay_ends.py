@@ -98,7 +98,7 @@ def test_a_second_signal_ends_at_once(shop: Harness, start_relay: StartRelay) ->
     relay = _start(start_relay, shop, "hasty")
     relay.await_log("server is listening")
     relay.send(signal.SIGTERM)
-    relay.await_log("stopping; once more stops at once")
+    relay.await_log("shutting down; send the signal again to exit immediately")
     assert relay.stop(signal.SIGTERM, timeout=5) == 128 + signal.SIGTERM
 
 

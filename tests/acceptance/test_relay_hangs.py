@@ -60,6 +60,6 @@ def test_a_transform_that_hangs_is_seen_and_its_lane_is_started_again(
     wait_for(lambda: relay.get("/healthz").status == 200, timeout=60, what="a healthy relay")
     relay.await_log("lane is stuck: over", timeout=60)
     assert relay.log.count("lane is stuck error=") == 1
-    assert relay.log.count("lane gives its process up") == 1
+    assert relay.log.count("the lane ends its process so that Spark starts it again") == 1
     assert relay.stop() == 0
     shop.assert_nothing_lost()

@@ -54,10 +54,10 @@ def outspark(database: Database, tmp_path: Path) -> Outspark:
 
 def test_an_unknown_key(outspark: Outspark) -> None:
     config = outspark.folder / "mine.toml"
-    config.write_text("[relay]\nlanez = 4\n")
+    config.write_text("[hosting]\nlanez = 4\n")
     done = outspark.relay("--config", str(config))
     assert done.returncode == 2
-    assert "relay.lanez" in done.stderr
+    assert "hosting.lanez" in done.stderr
     assert "did you mean lanes?" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -30,4 +30,4 @@ def test_a_second_signal_ends_the_process_while_the_first_is_answered() -> None:
         [sys.executable, "-c", _TWICE], check=False, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
-    assert ended.stdout.splitlines() == ["stopping; once more stops at once"]
+    assert ended.stdout.splitlines() == ["shutting down; send the signal again to exit immediately"]

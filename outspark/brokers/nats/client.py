@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.js.errors import APIError
 from pydantic import Field, SecretStr
 
-from outspark.brokers.nats.tls import TlsNotOffered
+from outspark.brokers.nats.tls import TlsNotOffered, TlsRefused
 from outspark.brokers.options import hide, tls_context
 from outspark.config.fields import Duration, Model
 from outspark.errors import DestinationDown, DestinationError
@@ -142,7 +142,9 @@ def sorted_error(error: Exception) -> DestinationError:
     if fault := tls_fault(error):
         return DestinationError(fault)
     said = text(error)
-    if isinstance(error, ssl.SSLError | TlsNotOffered) or any(word in said.lower() for word in _REFUSED):
+    if isinstance(error, ssl.SSLError | TlsNotOffered | TlsRefused) or any(
+        word in said.lower() for word in _REFUSED
+    ):
         return DestinationError(said)
     return DestinationDown(said)
 

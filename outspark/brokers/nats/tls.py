@@ -6,7 +6,9 @@ it. The client itself then goes on without, so this one looks before it sends it
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import ssl
 from typing import Any
 from urllib.parse import unquote
@@ -14,7 +16,7 @@ from urllib.parse import unquote
 import nats.errors
 from nats.aio.client import Client
 
-from outspark.tls import NOT_OFFERED
+from outspark.tls import NOT_OFFERED, tls_verdict
 
 # How the first word names what `connect` has by another name.
 _CREDENTIALS = {"user": "user", "pass": "password", "auth_token": "token"}
@@ -23,6 +25,10 @@ _CREDENTIALS = {"user": "user", "pass": "password", "auth_token": "token"}
 class TlsNotOffered(nats.errors.Error):
     def __str__(self) -> str:
         return f"TLS: {NOT_OFFERED}, and tls://, ca_file or cert_file asks for it; nothing was sent to it"
+
+
+class TlsRefused(nats.errors.Error):
+    """The server's verdict on TLS, which the connection itself was lost too early to tell."""
 
 
 class TlsClient(Client):
@@ -43,7 +49,18 @@ class TlsClient(Client):
             refusal = None if reader is None else reader.exception()
             if isinstance(refusal, ssl.SSLError):
                 raise refusal from error
+            if self._tls_wanted and (fault := await asyncio.to_thread(self._ask_again)):
+                raise TlsRefused(fault) from error
             raise
+
+    def _ask_again(self) -> str | None:
+        """Why TLS failed. A write that fails before the server's alert was read discards the alert."""
+        server = self._current_server
+        if server is None or server.uri.hostname is None or server.uri.port is None:
+            return None
+        begin = None if self.options.get("tls_handshake_first") else _read_greeting
+        context, name = self.options["tls"], self.options.get("tls_hostname")
+        return tls_verdict(server.uri.hostname, server.uri.port, context, begin, name)
 
     def _connect_command(self) -> bytes:
         """Called for the first word to the server, when TLS has been agreed on if it ever is."""
@@ -72,3 +89,9 @@ class TlsClient(Client):
             return True  # from its first byte
         writer = getattr(self._transport, "_io_writer", None)
         return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+
+def _read_greeting(server: socket.socket) -> None:
+    """A server of NATS says INFO in the clear, one line, and only then is there TLS."""
+    while server.recv(1) not in (b"\n", b""):
+        pass

@@ -221,8 +221,8 @@ def test_a_full_disk_leaves_no_drafts(rig: ClaimRig) -> None:
     script = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-from outspark.publishers import open_publisher
-from outspark.settings import DestinationSettings
+from outspark.brokers import open_publisher
+from outspark.config.settings import DestinationSettings
 from outspark.event import Message
 claims = {{"path": {rig.store.as_uri()!r}, "over": 100}}
 settings = DestinationSettings.model_validate({{"type": "stdout", "claim_check": claims}})
@@ -306,8 +306,8 @@ def test_the_extra_is_named_when_fsspec_is_missing() -> None:
     script = """
 import sys
 sys.modules["fsspec"] = None
-from outspark.publishers import open_publisher
-from outspark.settings import DestinationSettings
+from outspark.brokers import open_publisher
+from outspark.config.settings import DestinationSettings
 open_publisher("plain", DestinationSettings(type="null"))
 claims = {"path": "file:///tmp/claims"}
 open_publisher("dest", DestinationSettings.model_validate({"type": "null", "claim_check": claims}))

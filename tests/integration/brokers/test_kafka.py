@@ -306,8 +306,8 @@ def test_a_missing_client_gives_the_line_to_install_it() -> None:
     program = """
 import sys
 sys.modules["confluent_kafka"] = None
-from outspark.publishers import open_publisher
-from outspark.settings import DestinationSettings
+from outspark.brokers import open_publisher
+from outspark.config.settings import DestinationSettings
 try:
     open_publisher("broker", DestinationSettings(type="kafka"))
 except Exception as error:

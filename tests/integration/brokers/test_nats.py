@@ -451,8 +451,8 @@ def test_a_missing_client_gives_the_line_to_install_it() -> None:
     program = """
 import sys
 sys.modules["nats"] = None
-from outspark.publishers import open_publisher
-from outspark.settings import DestinationSettings
+from outspark.brokers import open_publisher
+from outspark.config.settings import DestinationSettings
 try:
     open_publisher("broker", DestinationSettings(type="nats"))
 except Exception as error:

@@ -34,8 +34,8 @@ from tests.integration.brokers.contract import (
 _WRITER = """
 import sys
 from outspark.event import Message
-from outspark.publishers import open_publisher
-from outspark.settings import DestinationSettings
+from outspark.brokers import open_publisher
+from outspark.config.settings import DestinationSettings
 
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 options = {"path": path} if path else {}

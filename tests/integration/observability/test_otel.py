@@ -138,8 +138,8 @@ def test_grpc_names_the_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_nothing_is_imported_when_nothing_is_asked_for() -> None:
     program = (
-        "import sys; from outspark import telemetry; t = telemetry.tracing({});"
-        "t.publish('a', []).__enter__(); assert telemetry.metrics_export(None, {}) is None;"
+        "import sys; from outspark.observability import otel; t = otel.tracing({});"
+        "t.publish('a', []).__enter__(); assert otel.metrics_export(None, {}) is None;"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

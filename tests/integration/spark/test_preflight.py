@@ -150,4 +150,6 @@ def test_waiting_for_a_database_that_refuses_us(database: Database, caplog: pyte
     with monitor({"a": {"url": url}}, wait_for_database=True) as waiting:
         waiting.preflight()
         assert 'database "none" does not exist' in waiting.problems()[0]
-    assert [record.getMessage() for record in caplog.records] == ["database does not answer yet"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the database does not answer yet, retrying"
+    ]

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 
 from outspark.brokers import Feed, Publisher, open_feed, open_publisher
 from outspark.config.inbox import FeedSettings
@@ -191,3 +192,21 @@ def test_a_certificate_of_ours_that_the_server_does_not_trust(
     pair = certificates.stranger
     options = {**_files(certificates), "cert_file": str(pair.cert), "key_file": str(pair.key)}
     assert_refused("refuses our client certificate", _url(strict), **options)
+
+
+@REFUSALS
+def test_a_refusal_that_the_connection_was_lost_too_early_to_tell(
+    strict: Nats, certificates: Certificates, assert_refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a loaded machine a write fails before the server's alert is read, and takes the alert with it."""
+    connect = Client._process_connect_init
+
+    async def lose_the_alert(client: Any) -> None:
+        try:
+            await connect(client)
+        except OSError:
+            client._transport._io_reader._exception = None
+            raise BrokenPipeError(32, "Broken pipe") from None
+
+    monkeypatch.setattr(Client, "_process_connect_init", lose_the_alert)
+    assert_refused("asks for a client certificate", _url(strict), ca_file=str(certificates.ca))

@@ -452,8 +452,8 @@ def test_a_missing_client_gives_the_line_to_install_it() -> None:
     program = """
 import sys
 sys.modules["confluent_kafka"] = None
-from outspark.inbox.feeds import open_feed
-from outspark.settings.inbox import FeedSettings
+from outspark.brokers import open_feed
+from outspark.config.inbox import FeedSettings
 try:
     open_feed(FeedSettings(type="kafka", url="kafka://127.0.0.1", topics=("a",)), "g", "m")
 except Exception as error:

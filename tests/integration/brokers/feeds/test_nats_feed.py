@@ -333,7 +333,7 @@ def test_without_jetstream_it_waits(caplog: pytest.LogCaptureFixture) -> None:
             assert list(feed.poll(10, 0.1)) == []
             with pytest.raises(FeedFailed, match="is it enabled"):
                 feed.check(PATIENCE)
-    assert "feed is disturbed" in caplog.text
+    assert "broker unreachable, retrying" in caplog.text
 
 
 def test_a_user_who_may_not_read_is_told_so() -> None:
@@ -355,8 +355,8 @@ def test_a_missing_client_gives_the_line_to_install_it() -> None:
     program = """
 import sys
 sys.modules["nats"] = None
-from outspark.inbox.feeds import open_feed
-from outspark.settings.inbox import FeedSettings
+from outspark.brokers import open_feed
+from outspark.config.inbox import FeedSettings
 try:
     open_feed(FeedSettings(type="nats", url="nats://127.0.0.1", topics=("a",)), "g", "m")
 except Exception as error:

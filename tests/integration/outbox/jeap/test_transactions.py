@@ -178,7 +178,7 @@ HUNG = """
 import os, sys, time
 from datetime import timedelta
 import psycopg
-from outspark.jeap import JeapOutbox, NewMessage
+from outspark.outbox.jeap import JeapOutbox, NewMessage
 
 outbox = JeapOutbox(destination={"type": "stdout"}, immediate_timeout=timedelta(seconds=0.5))
 with psycopg.connect(sys.argv[1]) as conn:
