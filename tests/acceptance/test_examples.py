@@ -25,7 +25,7 @@ from outspark.relay.lane import Lane
 from outspark.relay.spec import assign_slots
 from outspark.spark.java import java_home
 from outspark.tools.servers.nats import Nats
-from tests.acceptance.relay_process import CLI, START, clean_environ
+from tests.acceptance.relay_process import CLI, START, StartRelay, clean_environ
 from tests.databases import Database
 from tests.waiting import wait_for
 
@@ -42,7 +42,7 @@ class Shell:
         root = str(EXAMPLES.parent)
         self.environ = {**clean_environ(), "PYTHONPATH": root, "DATABASE_URL": database.url, **environ}
 
-    def run(self, *command: str, ends_with: int = 0, timeout: float = 60.0) -> str:
+    def run(self, *command: str, ends_with: int = 0, timeout: float = START) -> str:
         done = subprocess.run(
             command,
             check=False,
@@ -58,7 +58,7 @@ class Shell:
     def python(self, *args: str, ends_with: int = 0) -> str:
         return self.run(sys.executable, *args, ends_with=ends_with)
 
-    def outspark(self, *args: str, timeout: float = 60.0) -> str:
+    def outspark(self, *args: str, timeout: float = START) -> str:
         return self.run(*CLI, *args, timeout=timeout)
 
     @contextmanager
@@ -71,7 +71,7 @@ class Shell:
             process.wait(RECOVERY)
 
 
-def relay(settings: Settings, until: Callable[[], bool]) -> None:
+def run_lane(settings: Settings, until: Callable[[], bool]) -> None:
     """One lane in this process: what `outspark relay` hosts on Spark, without the start of a JVM."""
     [spec] = assign_slots(settings, "examples", {})
     wait = iter(range(100_000))
@@ -84,7 +84,7 @@ def relayed(database: Database, file: Path, count: int, **source: str) -> list[d
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"url": database.url, **source}.items())
     out = f'[destinations.out]\ntype = "stdout"\noptions = {{ path = {json.dumps(str(file))} }}\n'
     config.write_text(f"[hosting]\nlanes = 1\n[sources.shop]\n{keys}{out}")
-    relay(load(config, {}), lambda: len(lines(file)) >= count)
+    run_lane(load(config, {}), lambda: len(lines(file)) >= count)
     return lines(file)
 
 
@@ -150,7 +150,7 @@ def test_fastapi(database: Database, nats_server: Nats) -> None:
         wait_for(lambda: ask("GET", f"{url}/bills/o-1") == (404, None), timeout=START, what="the service")
         assert ask("POST", f"{url}/orders/o-1?total=42") == (201, None)
         settings = load(folder / "outspark.toml", shell.environ, {"hosting.lanes": 1})
-        relay(settings, lambda: ask("GET", f"{url}/bills/o-1") == (200, {"total": 42}))
+        run_lane(settings, lambda: ask("GET", f"{url}/bills/o-1") == (200, {"total": 42}))
         assert service.poll() is None
     assert database.connect().execute("SELECT status FROM inbox_events").fetchall() == [("completed",)]
     assert service.returncode in (0, -15)
@@ -176,7 +176,7 @@ def ask(method: str, url: str) -> tuple[int, Any]:
 
 @pytest.mark.needs("spark")
 @pytest.mark.timeout(3 * START)
-def test_cluster(database: Database, tmp_path: Path) -> None:
+def test_cluster(database: Database, tmp_path: Path, start_relay: StartRelay) -> None:
     port, events = free_port(), tmp_path / "events"
     master = f"spark://127.0.0.1:{port}"
     places = {
@@ -185,7 +185,7 @@ def test_cluster(database: Database, tmp_path: Path) -> None:
         "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(java_home()),
     }
-    environ = {**places, "SPARK_MASTER": master, "EVENTS": str(events), "OUTSPARK__SERVER__PORT": "0"}
+    environ = {**places, "SPARK_MASTER": master, "EVENTS": str(events)}
     shell = Shell(EXAMPLES / "cluster", database, **environ)
     deploy = "org.apache.spark.deploy"
     own = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -196,7 +196,9 @@ def test_cluster(database: Database, tmp_path: Path) -> None:
     ):
         shell.outspark("init", "--apply")
         assert shell.python("place_orders.py", "1000") == "placed 1000 orders\n"
-        shell.outspark("relay", "--until-empty", timeout=2 * START)
+        config = str(shell.folder / "outspark.toml")
+        relay = start_relay("--config", config, "--until-empty", environ=shell.environ)
+        assert relay.wait(2 * START) == 0
 
     by_customer: dict[str, list[int]] = {}
     for _, customer, payload in told(lines(events)):
