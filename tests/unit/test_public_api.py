@@ -11,7 +11,9 @@ from subprocess import run
 from sys import executable
 
 import pytest
+from sqlalchemy import MetaData
 
+from outspark import migrations
 from outspark.tools.api_reference import PUBLIC, api_page
 
 ROOT = Path(__file__).parents[2]
@@ -113,3 +115,10 @@ def test_importing_the_package_loads_no_part_of_it() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Relay'"):
         import_module("outspark").Relay  # noqa: B018
+
+
+def test_migrations_add_tables_to_the_metadata_of_a_service() -> None:
+    service = MetaData()
+    assert migrations.metadata(service, "sales.events").fullname == "sales.events"
+    assert migrations.metadata_jeap(service, with_ready_index=True).fullname == "deferred_message"
+    assert {"sales.events", "deferred_message", "shedlock"} <= service.tables.keys()
