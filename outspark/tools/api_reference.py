@@ -165,7 +165,7 @@ def _with_markers(given: list[inspect.Parameter], texts: list[str]) -> Iterator[
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     text = stars.get(parameter.kind, "") + parameter.name
     if parameter.annotation is not parameter.empty:
         text += f": {_annotation(parameter.annotation)}"
