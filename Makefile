@@ -72,7 +72,7 @@ bench: $(STAMP) servers ## Measure throughput and latency against the ceiling
 faults: $(STAMP) servers ## Run only what goes wrong on purpose: kills, outages, restarts
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
-docs: $(STAMP) ## Write docs/reference again from the code
+docs: $(STAMP) ## Write docs/reference and docs/api.md again from the code
 	$(BIN)/python -m outspark.tools.reference
 
 clean: ## Remove .venv and all that the tools left behind

@@ -1,4 +1,9 @@
-"""Operations for a service's own Alembic migrations: each takes Alembic's `op` and the table's name."""
+"""Operations for a service's own Alembic migrations: each takes Alembic's `op` and the table's name.
+
+A table's name may have a schema before it, `sales.orders_outbox`. Every operation runs in the transaction of the
+migration, and fails with psycopg's error where the database refuses it. The `metadata` functions and
+`without_partitions` are for autogenerate, so that it finds nothing to change on these tables.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,22 @@ from outspark.database.names import TableName
 if TYPE_CHECKING:
     import sqlalchemy
 
+__all__ = [
+    "create_omnibox_ready_index",
+    "create_ready_index",
+    "downgrade",
+    "downgrade_jeap",
+    "downgrade_omnibox",
+    "install_doorbell",
+    "metadata",
+    "metadata_jeap",
+    "remove_doorbell",
+    "upgrade",
+    "upgrade_jeap",
+    "upgrade_omnibox",
+    "without_partitions",
+]
+
 PARTITIONS = """\
 -- Every partition in this database, with its schema unless that is the default one
 SELECT nullif(n.nspname, current_schema()), c.relname
@@ -29,35 +50,55 @@ class Operations(Protocol):
 
 
 def upgrade(op: Operations, table: str = "openoutbox_events") -> None:
-    """Create the outbox and its indexes."""
+    """Create an Open Outbox table and its indexes, each only if it is missing."""
     _run(op, openoutbox.statements(TableName.parse(table)))
 
 
 def downgrade(op: Operations, table: str = "openoutbox_events") -> None:
-    """Drop the outbox with every event in it, delivered or not."""
+    """Drop an Open Outbox table with every event in it, delivered or not."""
     _run(op, openoutbox.drop_statements(TableName.parse(table)))
 
 
+def metadata(metadata: sqlalchemy.MetaData, table: str = "openoutbox_events") -> sqlalchemy.Table:
+    """Add an Open Outbox table to a service's metadata, for autogenerate; returns the table."""
+    return openoutbox.metadata(TableName.parse(table), metadata)
+
+
 def install_doorbell(op: Operations, table: str = "public.openoutbox_events", lanes: int = 8) -> None:
+    """Create a trigger that wakes idle lanes when events are committed, so that they need not wait for their next poll.
+
+    `table` needs its schema, because the lanes' locks are named after it. `lanes` is how many lanes the relay has.
+    """
     _run(op, doorbell.statements(TableName.parse(table), lanes))
 
 
 def remove_doorbell(op: Operations, table: str = "public.openoutbox_events") -> None:
+    """Drop the trigger and its function; lanes then find events by polling."""
     _run(op, doorbell.removal_statements(TableName.parse(table)))
 
 
 def upgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
-    """Create a jEAP outbox with its sequence and indexes, and `shedlock` if it is not there."""
+    """Create a jEAP outbox with its sequence and indexes, and `shedlock`, each only if it is missing."""
     _run(op, jeap.statements(TableName.parse(table)))
 
 
 def downgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
-    """Drop a jEAP outbox with every message in it, sent or not. `shedlock` stays: others may use it."""
+    """Drop a jEAP outbox with every message in it, sent or not. `shedlock` stays: other programs may use it."""
     _run(op, jeap.drop_statements(TableName.parse(table)))
 
 
+def metadata_jeap(
+    metadata: sqlalchemy.MetaData, table: str = "deferred_message", *, with_ready_index: bool = False
+) -> sqlalchemy.Table:
+    """Add a jEAP outbox, its sequence and `shedlock` to a service's metadata, for autogenerate; returns the outbox.
+
+    `with_ready_index` says that the migrations create Outspark's optional index; autogenerate would drop it otherwise.
+    """
+    return jeap.metadata(TableName.parse(table), metadata, with_ready_index=with_ready_index)
+
+
 def create_ready_index(op: Operations, table: str = "deferred_message") -> None:
-    """Our optional index on a jEAP outbox."""
+    """Create Outspark's optional index on a jEAP outbox, which finds the messages that are due."""
     _run(op, [jeap.ready_index(TableName.parse(table))])
 
 
@@ -69,7 +110,11 @@ def upgrade_omnibox(
     partitioned: bool = False,
     ready_index: bool = False,
 ) -> None:
-    """Create one of omni-box's tables with its indexes, and our optional one if it is wanted."""
+    """Create one of omni-box's tables with its indexes: the outbox, or with `inbox` the inbox.
+
+    `table` is by default the name that omni-box gives it. `partitioned` partitions it by `created_at`; partitions are
+    made by `outspark partitions keep`. `ready_index` adds Outspark's optional index.
+    """
     kind = omnibox.kind(inbox=inbox, partitioned=partitioned)
     _run(op, kind.statements(_named(table), with_ready_index=ready_index))
 
@@ -82,7 +127,7 @@ def downgrade_omnibox(
 
 
 def create_omnibox_ready_index(op: Operations, table: str = "outbox_events") -> None:
-    """Our optional index on one of omni-box's tables."""
+    """Create Outspark's optional index on one of omni-box's tables, which finds the events that are due."""
     _run(op, [omnibox.ready_index(TableName.parse(table))])
 
 
@@ -90,9 +135,9 @@ IncludeName = Callable[[str | None, str, Mapping[str, str | None]], bool]
 
 
 def without_partitions(connection: sqlalchemy.Connection) -> IncludeName:
-    """For Alembic's `context.configure(include_name=…)`: partitions are no tables of their own to autogenerate.
+    """For Alembic's `context.configure(include_name=…)`: hides partitions from autogenerate.
 
-    Alembic would find each of them in the database, miss it in the metadata, and drop it.
+    Without it autogenerate finds each partition in the database, misses it in the metadata, and drops it.
     """
 
     # Not before it is asked: a statement begins a transaction, and Alembic commits only those that it began itself.

@@ -1,4 +1,4 @@
-"""`python -m outspark.tools.reference` writes docs/reference from the code; with `--check` it only compares.
+"""`python -m outspark.tools.reference` writes docs/reference and docs/api.md from the code; `--check` only compares.
 
 A test fails when the two drift apart.
 """
@@ -22,8 +22,9 @@ from outspark.config import describe, durations, environment, fields, inbox, set
 from outspark.config.fields import DeadGuardSettings, RetrySettings
 from outspark.config.layers import text
 from outspark.observability.metrics import METRICS, Metric
+from outspark.tools.api_reference import api_page
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+FOLDER = Path(__file__).parents[2] / "docs"
 _GENERATED = "<!-- Written by `python -m outspark.tools.reference`; change the code, not this page. -->"
 _SECTIONS: dict[str, type[BaseModel]] = {
     "hosting": settings.HostingSettings,
@@ -48,8 +49,13 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def pages() -> dict[str, str]:
-    """File name to text."""
-    return {"settings.md": settings_page(), "cli.md": cli_page(), "metrics.md": metrics_page()}
+    """Path below docs to text."""
+    return {
+        "api.md": api_page(),
+        "reference/settings.md": settings_page(),
+        "reference/cli.md": cli_page(),
+        "reference/metrics.md": metrics_page(),
+    }
 
 
 def settings_page() -> str:
@@ -101,11 +107,11 @@ def main(arguments: list[str]) -> int:
     if "--check" in arguments:
         for name in drifted:
             print(
-                f"docs/reference/{name} is out of date; run: python -m outspark.tools.reference",
+                f"docs/{name} is out of date; run: python -m outspark.tools.reference",
                 file=sys.stderr,
             )
         return 1 if drifted else 0
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "reference").mkdir(parents=True, exist_ok=True)
     for name, page in pages().items():
         (FOLDER / name).write_text(page, encoding="utf-8")
     return 0

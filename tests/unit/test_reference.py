@@ -9,7 +9,9 @@ from outspark.config.layers import text
 from outspark.tools import reference
 
 
-@pytest.mark.parametrize("name", ["settings.md", "cli.md", "metrics.md"])
+@pytest.mark.parametrize(
+    "name", ["api.md", "reference/settings.md", "reference/cli.md", "reference/metrics.md"]
+)
 def test_the_reference_has_not_drifted(name: str) -> None:
     stored = (reference.FOLDER / name).read_text(encoding="utf-8")
     assert stored == reference.pages()[name], "run: python -m outspark.tools.reference"

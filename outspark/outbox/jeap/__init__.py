@@ -1,4 +1,7 @@
-"""jEAP's outbox for Python services: write a message with the change it tells of, and have it sent after the commit."""
+"""jEAP's outbox for Python services: a message is written with the change that it reports, and sent after the commit.
+
+A message is sent by the service itself right after the commit, or later by the relay; the caller chooses.
+"""
 
 from __future__ import annotations
 

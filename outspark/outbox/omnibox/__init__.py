@@ -1,4 +1,7 @@
-"""omni-box's tables for Python services: models to bind to a base of their own, and an outbox to enqueue in."""
+"""omni-box's tables for Python services: an outbox to enqueue in, and models for the service's own declarative base.
+
+The models need SQLAlchemy (`pip install 'outspark[sqlalchemy]'`); the outbox works with psycopg alone.
+"""
 
 from __future__ import annotations
 
