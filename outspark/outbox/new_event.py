@@ -1,4 +1,4 @@
-"""`NewEvent` is an event as a service writes it, `CheckedEvent` the same checked and encoded for a table."""
+"""`NewEvent` is an event as a service writes it; `check` encodes it for the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
-from outspark.contracts.openoutbox.enqueue import CheckedEvent
+from outspark.contracts.openoutbox.enqueue import Row
 from outspark.errors import EventInvalid, HeadersInvalid
 from outspark.observability import trace_context
 from outspark.uuid7 import uuid7
@@ -54,7 +54,7 @@ class Limits:
     type: int = 255
 
 
-def check(event: NewEvent, limits: Limits) -> CheckedEvent:
+def check(event: NewEvent, limits: Limits) -> Row:
     """EventInvalid names the event, the field and what is allowed; it never shows a payload."""
     if not isinstance(event.id, UUID):
         raise EventInvalid(f"event {event.id!r}: id is {_kind(event.id)}, allowed: uuid.UUID")
@@ -68,7 +68,7 @@ def check(event: NewEvent, limits: Limits) -> CheckedEvent:
     _check_size(
         event, "headers", sum(len(n.encode()) + len(v.encode()) for n, v in headers.items()), limits.headers
     )
-    return CheckedEvent(event.id, event.type, event.key, payload, headers, event.available_at, event.delay)
+    return Row(event.id, event.type, event.key, payload, headers, event.available_at, event.delay)
 
 
 def _encode(event: NewEvent) -> tuple[bytes, str | None]:

@@ -98,8 +98,8 @@ def insert_sql(table: TableName, placeholder: Placeholder, *, partitioned: bool)
     return _text(INSERT, table=table.identifier, arrays=arrays, fields=fields, unknown=unknown)
 
 
-def is_partitioned_sql(table: TableName) -> str:
-    """It answers nothing where there is no such table."""
+def is_partitioned_sql(table: TableName, placeholder: Placeholder) -> str:
+    """It returns no row if there is no such table. It has no parameters."""
     return _text(IS_PARTITIONED, name=_name(table))
 
 

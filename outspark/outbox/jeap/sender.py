@@ -22,7 +22,7 @@ from outspark.delivery.routing import Router
 from outspark.event import Event
 from outspark.observability.metrics import JEAP_POST_TOTAL, JEAP_TRANSMIT, Tally
 from outspark.observability.otel import NoTracing
-from outspark.outbox.jeap.statements import Statement, Step
+from outspark.outbox.statements import Step, compose
 from outspark.outcome import KIND_OF_FAULT, Dead, DeadKind, Delivered, Outcome, Retry
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class Sender:
         block: timedelta,
         tally: Tally,
     ) -> None:
-        self.hold = Statement.compose(enqueue.hold_sql, table)
-        self._mark = Statement.compose(enqueue.mark_sql, table)
+        self.hold = compose(enqueue.hold_sql, table)
+        self._mark = compose(enqueue.mark_sql, table)
         self.timeout = timeout.total_seconds()
         self.longest = (timeout + block).total_seconds()
         """What sending one message may take, in seconds, with time to spare."""
