@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outspark.outbox.omnibox.new_event import NewOutboxEvent
+from outspark.outbox.omnibox.new_event import EventStatus, NewOutboxEvent
 from outspark.outbox.omnibox.outbox import Enqueued, OmniboxOutbox
-from outspark.outbox.omnibox.status import EventStatus
 
 if TYPE_CHECKING:
     from outspark.outbox.omnibox.models import (

@@ -29,8 +29,7 @@ from outspark.contracts.omnibox.table import (
 )
 from outspark.database.names import TableName
 from outspark.database.shape import sqlalchemy_type
-from outspark.outbox.omnibox.new_event import DEFAULT_MAX_ATTEMPTS, TEXT_LENGTHS
-from outspark.outbox.omnibox.status import EventStatus
+from outspark.outbox.omnibox.new_event import DEFAULT_MAX_ATTEMPTS, TEXT_LENGTHS, EventStatus
 from outspark.uuid7 import uuid7
 
 _PLACES = {column.name: place for place, column in enumerate(COLUMNS)}

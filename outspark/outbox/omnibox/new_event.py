@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
@@ -27,6 +28,15 @@ TEXT_LENGTHS: Final = {
 # An escaped NUL: an even number of backslashes before it would only be backslashes.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-.*")
+
+
+class EventStatus(StrEnum):
+    """The values of the column `status`, in the outbox and in the inbox."""
+
+    PENDING = "pending"
+    """Also while a lane or a worker has the event locked."""
+    COMPLETED = "completed"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
