@@ -19,7 +19,7 @@ from outspark.database.names import TableName, bell_channel
 # takes longer than a microsecond to insert, so the next call is later.
 # Everything but the payload goes as text: all drivers agree on arrays of that.
 INSERT = """
--- Enqueue events in the given order; ids that are there already are left alone
+-- Enqueue events in the given order; an event whose id exists already is not written
 WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
 INSERT INTO {table}
   (event_id, event_type, partition_key, payload, headers, status, attempts,

@@ -1,4 +1,4 @@
-"""jEAP's outbox for Python services: write a message with the change it tells of, and have it sent after the commit."""
+"""jEAP's outbox for Python services: write a message with the change it reports; it is sent after the commit."""
 
 from __future__ import annotations
 

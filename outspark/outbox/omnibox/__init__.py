@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The models need SQLAlchemy, which a service that writes with psycopg alone need not have."""
+    """The models need SQLAlchemy; a service that writes with psycopg alone does not have to install it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

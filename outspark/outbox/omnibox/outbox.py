@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The answer to one event. `id` is that of the row: its own if it is new, otherwise that of the one before it."""
+    """The answer for one event. `id` is that of its row: of the event if it is new, otherwise of the earlier event."""
 
     id: UUID
     new: bool
 
 
 class OmniboxOutbox:
-    """One outbox table, as a service sees it. Holds no connection, and may be shared by threads and tasks.
+    """One outbox table, as a service sees it. It holds no connection; threads and tasks may share it.
 
-    `limits` bounds what an event may be, besides the lengths of the table's columns. Whether the table is partitioned
-    is looked up before the first event.
+    `limits` bounds what an event may be, besides the lengths of the table's columns. The first call finds out whether
+    the table is partitioned.
     """
 
     def __init__(self, table: str = "outbox_events", *, limits: Limits | None = None) -> None:
@@ -91,7 +91,7 @@ class OmniboxOutbox:
 
 
 def _first_of_each(rows: Sequence[Row]) -> list[Row]:
-    """Without those that have the id or the idempotency key of one before them in the same call."""
+    """The events that have neither the id nor the idempotency key of an earlier event in the same call."""
     ids: set[UUID] = set()
     keys: set[str] = set()
     first = []
@@ -105,14 +105,14 @@ def _first_of_each(rows: Sequence[Row]) -> list[Row]:
 
 
 def _answers(rows: Sequence[Row], new: set[UUID], known: dict[str, UUID]) -> list[Enqueued]:
-    """`known` are the events that had their idempotency keys before this call."""
+    """`known` has the ids of the events that were in the table before this call, by idempotency key."""
     answers = []
     for row in rows:
         is_new = row.id in new
         id = row.id if is_new else known.get(row.idempotency_key or "", row.id)
         answers.append(Enqueued(id, is_new))
         if is_new:
-            # The same again in this call is not new, and the row is this one.
+            # A repetition in this call is not new, and its row is this one.
             new = new - {row.id}
             if row.idempotency_key is not None:
                 known = {**known, row.idempotency_key: row.id}
