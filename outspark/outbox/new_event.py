@@ -1,4 +1,4 @@
-"""`NewEvent` is an event as a service writes it, `CheckedEvent` the same checked and encoded for a table."""
+"""`NewEvent` is an event as a service writes it; `check` encodes it for the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
-from outspark.contracts.openoutbox.enqueue import CheckedEvent
+from outspark.contracts.openoutbox.enqueue import Row
 from outspark.errors import EventInvalid, HeadersInvalid
 from outspark.observability import trace_context
 from outspark.uuid7 import uuid7
@@ -29,10 +29,10 @@ Payload = bytes | bytearray | memoryview | str | Mapping[str, Any] | Sequence[An
 class NewEvent:
     """One event to enqueue.
 
-    `key` is what order is kept by, such as an order's number. Bytes go out as they are and text as UTF-8; a
-    mapping, a list or a pydantic model becomes JSON. The event is due at once, at `available_at`, or after
-    `delay` on the database's clock. The same `id` again does nothing, so a caller that retries keeps the
-    event it made.
+    Events with the same `key`, for instance an order's number, are delivered in order. Bytes are sent as they are
+    and text as UTF-8; a mapping, a list or a pydantic model becomes JSON. The event is due immediately, at
+    `available_at`, or after `delay` on the database's clock. An event whose `id` is in the table is not written
+    again, so a caller that retries must reuse the event that it made.
     """
 
     type: str
@@ -46,7 +46,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that `enqueue` takes, in bytes of UTF-8."""
+    """The largest sizes that `enqueue` accepts, in bytes of UTF-8."""
 
     payload: int = 1024 * 1024
     headers: int = 64 * 1024
@@ -54,8 +54,8 @@ class Limits:
     type: int = 255
 
 
-def check(event: NewEvent, limits: Limits) -> CheckedEvent:
-    """EventInvalid names the event, the field and what is allowed; it never shows a payload."""
+def check(event: NewEvent, limits: Limits) -> Row:
+    """Check and encode an event. EventInvalid names the event, the field and what is allowed, never the payload."""
     if not isinstance(event.id, UUID):
         raise EventInvalid(f"event {event.id!r}: id is {_kind(event.id)}, allowed: uuid.UUID")
     _check_text(event, "type", event.type, limits.type)
@@ -68,11 +68,11 @@ def check(event: NewEvent, limits: Limits) -> CheckedEvent:
     _check_size(
         event, "headers", sum(len(n.encode()) + len(v.encode()) for n, v in headers.items()), limits.headers
     )
-    return CheckedEvent(event.id, event.type, event.key, payload, headers, event.available_at, event.delay)
+    return Row(event.id, event.type, event.key, payload, headers, event.available_at, event.delay)
 
 
 def _encode(event: NewEvent) -> tuple[bytes, str | None]:
-    """The payload as bytes, and its content type where the encoding was ours."""
+    """The payload as bytes, and its content type if this module has encoded it."""
     match event.payload:
         case bytes() | bytearray() | memoryview() as raw:
             return bytes(raw), None

@@ -102,7 +102,7 @@ def test_a_scheduled_message_has_no_time() -> None:
         ({"clusters": {"second": {"type": "null"}}}, "clusters need a `destination` too"),
         (
             {"destination": {"type": "null"}, "clusters": {"default": {"type": "null"}}},
-            "is what `destination`",
+            "is the name of `destination`",
         ),
         ({"table": "no table;"}, "is not a table name"),
     ],

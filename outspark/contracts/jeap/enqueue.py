@@ -1,4 +1,4 @@
-"""The service's side of a jEAP outbox: messages go in, are held for their sender before the commit, marked after it."""
+"""The service's side of a jEAP outbox: messages are inserted, held before the commit and marked after it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from outspark.database.names import TableName
 from outspark.event import Event
 from outspark.outcome import DeadKind
 
-# jEAP leaves schedule_after empty until just before the commit. We write it at once and again then: a message whose
-# transaction ends in a way that nobody sees would otherwise never be the relay's.
+# jEAP leaves schedule_after empty until just before the commit. The INSERT writes it, and HOLD writes it again: without
+# the first, the relay would never get a message whose commit the service does not see.
 INSERT = """
 -- Put messages into the outbox: their ids rise in the given order
 INSERT INTO {table}
@@ -43,7 +43,7 @@ WHERE id = ANY(CAST({ids} AS bigint[]))
 RETURNING id"""
 
 MARK = """
--- After the commit: sent at once, or failed for a reason; what the relay has settled meanwhile stays as it is
+-- After the commit: sent immediately, or failed for a reason; what the relay has settled meanwhile stays as it is
 UPDATE {table} e
 SET sent_immediately = CASE WHEN o.reason IS NULL THEN clock_timestamp() END,
     failed = CASE WHEN o.reason IS NOT NULL THEN clock_timestamp() END,
@@ -84,22 +84,22 @@ Placeholder = Callable[[str], sql.Composable]
 
 
 def insert_sql(table: TableName, placeholder: Placeholder) -> str:
-    """The statement, with `placeholder` for each parameter; it answers id and time of each message."""
+    """The statement, with `placeholder` for each parameter; it returns id and time of each message."""
     return _compose(INSERT, table, INSERT_PARAMETERS, placeholder)
 
 
 def hold_sql(table: TableName, placeholder: Placeholder) -> str:
-    """It answers the ids that are still there: a savepoint that was rolled back took its own with it."""
+    """It returns the ids that still exist: a savepoint that was rolled back has removed its own."""
     return _compose(HOLD, table, HOLD_PARAMETERS, placeholder)
 
 
 def mark_sql(table: TableName, placeholder: Placeholder) -> str:
-    """It answers the ids that were still waiting."""
+    """It returns the ids that were still unsent."""
     return _compose(MARK, table, MARK_PARAMETERS, placeholder)
 
 
 def insert_params(rows: Sequence[Row], trace: TraceColumns, seconds: float | None) -> dict[str, Any]:
-    """`seconds` is how long the relay leaves the messages to their sender; without it they are its own at once."""
+    """For `seconds` the relay leaves the messages to their sender; with None it may send them immediately."""
     arrays = {name: [row[place] for row in rows] for place, name in enumerate(ARRAYS)}
     return {"immediate": seconds is not None, "seconds": seconds, **trace._asdict(), **arrays}
 
@@ -109,7 +109,7 @@ def hold_params(events: Sequence[Event], seconds: float) -> dict[str, Any]:
 
 
 def mark_params(fates: Mapping[str, DeadKind | None]) -> dict[str, Any]:
-    """From the id of each message to what is wrong with it; None for what was sent."""
+    """`fates` has for each message's id the kind of its failure, or None if it was sent."""
     reasons = [None if kind is None else FAIL_REASONS[kind] for kind in fates.values()]
     return {"ids": [int(id) for id in fates], "reasons": reasons}
 
@@ -117,7 +117,7 @@ def mark_params(fates: Mapping[str, DeadKind | None]) -> dict[str, Any]:
 def events(
     answers: Iterable[tuple[int, datetime]], rows: Sequence[Row], trace: TraceColumns, form: Form
 ) -> list[Event]:
-    """The messages as a lane would read them, in the order of their ids, from what the INSERT answered."""
+    """The messages as a lane would read them, in the order of their ids, from the rows that the INSERT returned."""
     carried = headers(trace, form)
     return [
         Event(

@@ -1,8 +1,8 @@
 """Enqueue on an omni-box outbox: one INSERT for any number of events, in the caller's transaction.
 
-In a table without partitions the unique indexes find what is there already. With partitions they cannot, because
-`created_at` is part of each and every try has its own: so there idempotency keys are locked first, which a second
-statement then sees the end of, and what is there is looked for.
+In a table without partitions the unique indexes find events that exist already. With partitions they cannot, because
+`created_at` is part of each index and differs with every try. There, one statement locks the idempotency keys, and the
+INSERT that follows it sees what the previous holder of the locks has committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outspark.database.names import TableName
 # takes longer than a microsecond to insert, so the next call is later.
 # Everything goes as text: all drivers agree on arrays of that.
 INSERT = """
--- Enqueue events in the given order; what is there already, by its id or its idempotency key, is left alone
+-- Enqueue events in the given order; an event whose id or idempotency key exists already is not written
 WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
 INSERT INTO {table}
   (id, event_type, aggregate_type, aggregate_id, topic, partition_key, payload, headers, trace_id, idempotency_key,
@@ -49,7 +49,7 @@ IS_PARTITIONED = """
 SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = to_regclass({name})"""
 
 LOCK = """
--- Until the end of the transaction nobody else enqueues with these idempotency keys
+-- Until the end of the transaction no other transaction enqueues with these idempotency keys
 SELECT pg_advisory_xact_lock(o.number), current_setting('transaction_isolation') FROM (
   SELECT DISTINCT hashtextextended(concat(to_regclass({name})::oid, '/', k), 0) AS number
   FROM unnest(CAST({keys} AS text[])) AS k ORDER BY number
@@ -89,7 +89,7 @@ Placeholder = Callable[[str], sql.Composable]
 
 
 def insert_sql(table: TableName, placeholder: Placeholder, *, partitioned: bool) -> str:
-    """The statement, with `placeholder` for each parameter; it answers the new ids as text, one a row."""
+    """The statement, with `placeholder` for each parameter; it returns the new ids as text, one in each row."""
     arrays = sql.SQL(", ").join(
         sql.SQL("CAST({} AS text[])").format(placeholder(name)) for name in PARAMETERS
     )
@@ -98,13 +98,13 @@ def insert_sql(table: TableName, placeholder: Placeholder, *, partitioned: bool)
     return _text(INSERT, table=table.identifier, arrays=arrays, fields=fields, unknown=unknown)
 
 
-def is_partitioned_sql(table: TableName) -> str:
-    """It answers nothing where there is no such table."""
+def is_partitioned_sql(table: TableName, placeholder: Placeholder) -> str:
+    """It returns no row if there is no such table. It has no parameters."""
     return _text(IS_PARTITIONED, name=_name(table))
 
 
 def lock_sql(table: TableName, placeholder: Placeholder) -> str:
-    """However the table is spelt, the locks are the same. It answers the isolation of the transaction, second."""
+    """The locks do not depend on how the table is spelt. The second column is the transaction's isolation level."""
     return _text(LOCK, name=_name(table), keys=placeholder(KEYS))
 
 

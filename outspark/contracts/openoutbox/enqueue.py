@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from psycopg import sql
@@ -20,7 +19,7 @@ from outspark.database.names import TableName, bell_channel
 # takes longer than a microsecond to insert, so the next call is later.
 # Everything but the payload goes as text: all drivers agree on arrays of that.
 INSERT = """
--- Enqueue events in the given order; ids that are there already are left alone
+-- Enqueue events in the given order; an event whose id exists already is not written
 WITH start AS MATERIALIZED (SELECT clock_timestamp() AS at)
 INSERT INTO {table}
   (event_id, event_type, partition_key, payload, headers, status, attempts,
@@ -42,13 +41,28 @@ WITH new AS ({insert}),
 bell AS MATERIALIZED (SELECT pg_notify({channel}, '') WHERE NOT ({nobody_asleep}))
 SELECT new.event_id, (SELECT count(*) FROM bell) AS rung FROM new"""
 
-PARAMETERS = ("ids", "types", "keys", "payloads", "headers", "available", "delays")
+
+class Row(NamedTuple):
+    """One event as it goes into the table."""
+
+    id: UUID
+    type: str
+    key: str | None
+    payload: bytes
+    headers: Mapping[str, str]
+    available_at: datetime | None
+    delay: timedelta | None
 
 
-def insert_sql(table: TableName, placeholder: Callable[[str], sql.Composable], ring: int = 0) -> str:
-    """The statement, with `placeholder` for each parameter; it answers the new ids as text, one a row.
+PARAMETERS: Final = ("ids", "types", "keys", "payloads", "headers", "available", "delays")
 
-    `ring` is the number of lanes that the doorbell looks after; 0 leaves ringing to the trigger or to nobody.
+Placeholder = Callable[[str], sql.Composable]
+
+
+def insert_sql(table: TableName, placeholder: Placeholder, *, ring: int = 0) -> str:
+    """The statement, with `placeholder` for each parameter; it returns the new ids as text, one in each row.
+
+    `ring` is the number of lanes that the statement wakes; 0 leaves waking them to the trigger, if there is one.
     """
     places = {name: placeholder(name) for name in PARAMETERS}
     insert = sql.SQL(INSERT).format(table=table.identifier, **places)
@@ -60,30 +74,13 @@ def insert_sql(table: TableName, placeholder: Callable[[str], sql.Composable], r
     return insert.as_string(None).strip()
 
 
-def insert_params(events: Sequence[CheckedEvent]) -> dict[str, list[Any]]:
+def insert_params(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return {
-        "ids": [str(event.id) for event in events],
-        "types": [event.type for event in events],
-        "keys": [event.key for event in events],
-        "payloads": [event.payload for event in events],
-        "headers": [json.dumps(event.headers) for event in events],
-        "available": [event.available_at.isoformat() if event.available_at else None for event in events],
-        "delays": [_interval(event.delay.total_seconds()) if event.delay else None for event in events],
+        "ids": [str(row.id) for row in rows],
+        "types": [row.type for row in rows],
+        "keys": [row.key for row in rows],
+        "payloads": [row.payload for row in rows],
+        "headers": [json.dumps(row.headers) for row in rows],
+        "available": [row.available_at.isoformat() if row.available_at else None for row in rows],
+        "delays": [f"{row.delay.total_seconds():.6f} seconds" if row.delay else None for row in rows],
     }
-
-
-def _interval(seconds: float) -> str:
-    return f"{seconds:.6f} seconds"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedEvent:
-    """What goes into the table: within the limits, encoded, with the trace context of its making."""
-
-    id: UUID
-    type: str
-    key: str | None
-    payload: bytes
-    headers: Mapping[str, str]
-    available_at: datetime | None
-    delay: timedelta | None

@@ -1,4 +1,4 @@
-"""Avro, for those who want it: records become bytes as Confluent's serializers write them."""
+"""Optional Avro: records become bytes as Confluent's serializers write them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MAX_ID = (1 << 31) - 1
 class AvroSerializer:
     """`serialize(record)` gives a zero byte, the schema's id in four bytes, and the record in Avro's binary form.
 
-    `schema` is an Avro schema as JSON text or as what that text means; `schema_id` is what the schema registry gave
-    it. No registry is asked for anything. A record must fit: fields that the schema does not have are refused.
+    `schema` is an Avro schema, as JSON text or parsed; `schema_id` is its id in the schema registry, which is never
+    contacted. A record must fit: a field that the schema does not have is refused.
     """
 
     def __init__(self, schema: str | Mapping[str, Any] | Sequence[Any], schema_id: int) -> None:
@@ -47,7 +47,7 @@ class AvroSerializer:
 
 
 def _parsed(schema: str | Mapping[str, Any] | Sequence[Any]) -> Any:
-    # A bare name, such as `long`, is a schema too, and no JSON text.
+    # A bare name, such as `long`, is a schema too, but it is not JSON.
     if isinstance(schema, str) and schema.lstrip()[:1] in ("{", "[", '"'):
         return json.loads(schema)
     return schema

@@ -1,4 +1,4 @@
-"""Failed messages of a jEAP outbox: count them, find them page by page, have the relay send them again."""
+"""Failed messages of a jEAP outbox: count them, list them page by page, and let the relay send them again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FailedMessages:
         before: datetime | None = None,
         resend: bool = False,
     ) -> int:
-        """Those that failed from `since` on and before `before`, and are marked for a resend or not."""
+        """Count messages that failed from `since` on and before `before`; with `resend`, only those marked for it."""
         which = DeadFilter(since=since, before=before, requeued=resend)
         return self._chores(conn).count_dead(conn, which)
 
@@ -61,12 +61,12 @@ class FailedMessages:
         resend: bool = False,
         limit: int = 100,
     ) -> list[FailedMessage]:
-        """In the order of their ids, `limit` at most; the last id of a page is `after_id` of the next."""
+        """Messages in the order of their ids, `limit` at most. The last id of a page is `after_id` of the next page."""
         which = DeadFilter(since=since, before=before, after=str(after_id), requeued=resend)
         return [_message(event, resend) for event in self._chores(conn).list_dead(conn, which, limit)]
 
     def resend(self, conn: psycopg.Connection[Any], ids: Iterable[int]) -> list[int]:
-        """Have the relay send them again; answers those that were marked: failed, and not marked before."""
+        """Mark messages for the relay to send again. Returns the ids that were failed and not marked before."""
         wanted = tuple(map(str, ids))
         marked = self._chores(conn).requeue(conn, DeadFilter(ids=wanted), len(wanted))
         return sorted(map(int, marked))

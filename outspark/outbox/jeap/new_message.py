@@ -1,4 +1,4 @@
-"""`NewMessage` is a message as a service sends it, checked before it goes into a jEAP outbox."""
+"""`NewMessage` is a message as a service sends it; `check` makes its row for a jEAP outbox."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outspark.uuid7 import uuid7
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """One message to send. Payload and key go out byte by byte; `AvroSerializer` makes them from records.
+    """One message to send. Payload and key are sent unchanged; `AvroSerializer` makes them from records.
 
-    `type` and `type_version` name the message's type. `id` is what consumers and logs know it by, and
-    `idempotence_id` what makes a repetition of the same fact the same message; without one it is the id.
-    `cluster` is where it goes, if not to the outbox's own cluster.
+    `type` and `type_version` name the message's type. Consumers and logs identify the message by `id`. Messages with
+    the same `idempotence_id`, by default the id, are repetitions of the same fact. `cluster` is the destination, if
+    that is not the outbox's own cluster.
     """
 
     topic: str

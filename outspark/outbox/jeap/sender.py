@@ -1,4 +1,4 @@
-"""Sending at once: what is committed goes out in the caller's process, through publishers kept for the next time."""
+"""Immediate sending: the caller's process sends committed messages, through publishers that are kept for reuse."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from outspark.delivery.routing import Router
 from outspark.event import Event
 from outspark.observability.metrics import JEAP_POST_TOTAL, JEAP_TRANSMIT, Tally
 from outspark.observability.otel import NoTracing
-from outspark.outbox.jeap.statements import Statement, Step
+from outspark.outbox.statements import Step, compose
 from outspark.outcome import KIND_OF_FAULT, Dead, DeadKind, Delivered, Outcome, Retry
 
 log = logging.getLogger(__name__)
 
 DEFAULT: Final = "default"
-"""What the destination is called that unknown clusters fall back to."""
+"""The name of the destination for clusters that are not configured."""
 SHOWN: Final = 20
-"""Ids in one line of the log, at most."""
+"""The largest number of ids in one log line."""
 _KEPT = 16
 
 DeliveryType = Literal["immediate", "scheduled"]
@@ -38,9 +38,9 @@ TxStatus = Literal["committed", "rolled_back", "unknown"]
 
 
 class Sender:
-    """The way out of one outbox; to be shared by threads. Each batch has publishers to itself while it is sent.
+    """Sends the messages of one outbox; threads may share it. A batch has publishers to itself while it is sent.
 
-    `timeout` bounds how long a caller is held, `block` how long the brokers of Kafka may take to be found.
+    `timeout` bounds how long a caller waits, `block` how long the search for a Kafka broker may take.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Sender:
         block: timedelta,
         tally: Tally,
     ) -> None:
-        self.hold = Statement.compose(enqueue.hold_sql, table)
-        self._mark = Statement.compose(enqueue.mark_sql, table)
+        self.hold = compose(enqueue.hold_sql, table)
+        self._mark = compose(enqueue.mark_sql, table)
         self.timeout = timeout.total_seconds()
         self.longest = (timeout + block).total_seconds()
-        """What sending one message may take, in seconds, with time to spare."""
+        """An upper bound for sending one message, in seconds."""
         self._tally = tally
         self._source = str(table)
         self._destinations = {name: _bounded(each, block) for name, each in destinations.items()}
-        # By process: the threads of a publisher do not survive a fork.
+        # For each process its own: a publisher's threads do not survive a fork.
         self._idle: dict[int, list[Dispatcher]] = {}
         if destinations:
-            # What is wrong with the settings is to be heard now.
+            # Errors in the settings are raised here, not by the first message.
             self._keep(self._open())
 
     @property
@@ -70,7 +70,7 @@ class Sender:
         return bool(self._destinations)
 
     def send(self, events: Sequence[Event], timeout: float) -> Step | None:
-        """Publish within `timeout` seconds and say how to mark what became of it. Never raises."""
+        """Publish within `timeout` seconds and return the step that marks the outcomes, if any. Never raises."""
         started = time.monotonic()
         try:
             with self._dispatcher() as dispatcher:
@@ -89,7 +89,7 @@ class Sender:
             self._tally.add(JEAP_POST_TOTAL, messages, delivery_type=delivery_type, tx_status=tx_status)
 
     def close(self) -> None:
-        """Let go of the connections that are not in use."""
+        """Close the publishers that are not in use."""
         for dispatcher in self._idle.pop(os.getpid(), []):
             _close(dispatcher)
 
@@ -102,7 +102,7 @@ class Sender:
     def _settle(self, events: Sequence[Event], outcomes: Sequence[Outcome]) -> Step | None:
         fates: dict[str, DeadKind | None] = {}
         left: list[Event] = []
-        reason = "an earlier message did not pass"
+        reason = "an earlier message was not delivered"
         for event, outcome in zip(events, outcomes, strict=True):
             match outcome:
                 case Delivered():
@@ -122,7 +122,7 @@ class Sender:
 
     @contextmanager
     def _dispatcher(self) -> Iterator[Dispatcher]:
-        """One that nobody else uses. After an error it is not used again."""
+        """A dispatcher for this batch alone. After an error it is closed instead of reused."""
         try:
             dispatcher = self._idle.get(os.getpid(), []).pop()
         except IndexError:

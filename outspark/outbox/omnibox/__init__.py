@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outspark.outbox.omnibox.new_event import NewOutboxEvent
+from outspark.outbox.omnibox.new_event import EventStatus, NewOutboxEvent
 from outspark.outbox.omnibox.outbox import Enqueued, OmniboxOutbox
-from outspark.outbox.omnibox.status import EventStatus
 
 if TYPE_CHECKING:
     from outspark.outbox.omnibox.models import (
@@ -42,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The models need SQLAlchemy, which a service that writes with psycopg alone need not have."""
+    """The models need SQLAlchemy; a service that writes with psycopg alone does not have to install it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

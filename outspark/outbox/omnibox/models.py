@@ -1,10 +1,10 @@
 """omni-box's tables as abstract SQLAlchemy models, for a service to bind to a `DeclarativeBase` of its own.
 
-What a column is comes from the contract's table. Here are only its type in Python and what the ORM fills in: ids, and
-times by the database's clock, because the table's own defaults are wrong in a session that is not in UTC.
+The columns come from the contract's table. This module adds only their types in Python and what the ORM fills in:
+ids, and times by the database's clock, because the table's own defaults are wrong in a session that is not in UTC.
 
-omni-box's own repositories work on these models too. They read from the class which columns to name in ON CONFLICT;
-those come from the contract's unique indexes, and a class that has other indexes says its own.
+omni-box's own repositories work on these models too. They read the columns for ON CONFLICT from the class; those come
+from the contract's unique indexes, and a class with other indexes sets its own.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from outspark.contracts.omnibox.table import (
 )
 from outspark.database.names import TableName
 from outspark.database.shape import sqlalchemy_type
-from outspark.outbox.omnibox.new_event import DEFAULT_MAX_ATTEMPTS, TEXT_LENGTHS
-from outspark.outbox.omnibox.status import EventStatus
+from outspark.outbox.omnibox.new_event import DEFAULT_MAX_ATTEMPTS, TEXT_LENGTHS, EventStatus
 from outspark.uuid7 import uuid7
 
 _PLACES = {column.name: place for place, column in enumerate(COLUMNS)}
@@ -48,7 +47,7 @@ def _column(
 
 
 def _status_type() -> Enum:
-    """Text for the database, and no type or CHECK of its own there."""
+    """Text in the database, without a type or a CHECK of its own."""
     return Enum(
         EventStatus,
         values_callable=lambda statuses: [status.value for status in statuses],
@@ -100,8 +99,8 @@ class EventColumns:
 
 @event.listens_for(EventColumns, "init", propagate=True)
 def _fill_in(new: EventColumns, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-    """A new object says how it begins before it is flushed; its constructor runs after this."""
-    class_mapper(type(new))  # before the first object of a program nothing has completed the mapping
+    """A new object has its initial status before it is flushed. Its constructor runs after this."""
+    class_mapper(type(new))  # the program's first object completes the mapping
     for name, value in _AT_FIRST.items():
         setattr(new, name, value)
 
@@ -162,7 +161,7 @@ class PartitionedInboxEventBase(InboxColumns):
     __outbox_conflict_index_idempotency__ = __kind__.unique_columns(IDEMPOTENCY)
     __inbox_dedup_index_columns__ = __kind__.unique_columns(DEDUPLICATION)
 
-    # Nothing is filled in: the time of writing would differ with every delivery of the same message.
+    # No default: the time of writing would differ with every delivery of the same message.
     created_at: Mapped[datetime] = _column("created_at", partitioned=True)
 
 

@@ -1,4 +1,4 @@
-"""`NewOutboxEvent` is an event as a service writes it into an omni-box outbox, checked here before it goes there."""
+"""`NewOutboxEvent` is an event as a service writes it into an omni-box outbox; `to_row` checks and encodes it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
@@ -29,14 +30,23 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-.*")
 
 
+class EventStatus(StrEnum):
+    """The values of the column `status`, in the outbox and in the inbox."""
+
+    PENDING = "pending"
+    """Also while a lane or a worker has the event locked."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class NewOutboxEvent:
     """One event to enqueue.
 
-    `topic` is where it goes. `key` is what order is kept by: the aggregate's id, unless another is given. The payload
-    is JSON: a mapping, a list or a pydantic model, or text or bytes that are JSON already. It is due at once, at
-    `scheduled_at`, or after `delay` on the database's clock. An event whose `idempotency_key` is there already is
-    not written again, and the same goes for its `id`. The trace id is that of the current trace, unless given.
+    The relay sends the event to `topic`. Events with the same `key`, by default the aggregate's id, are delivered in
+    order. The payload is JSON: a mapping, a list or a pydantic model, or text or bytes that are JSON already. The
+    event is due immediately, at `scheduled_at`, or after `delay` on the database's clock. An event whose
+    `idempotency_key` or `id` is in the table is not written again. The default trace id is that of the current trace.
     """
 
     type: str
@@ -58,7 +68,7 @@ class NewOutboxEvent:
 
 
 def to_row(event: NewOutboxEvent, limits: Limits) -> Row:
-    """EventInvalid names the event, the field and what is allowed; it never shows a payload."""
+    """Check and encode an event. EventInvalid names the event, the field and what is allowed, never the payload."""
     if not isinstance(event.aggregate_id, UUID):
         raise _invalid(event, f"aggregate_id is {type(event.aggregate_id).__name__}, allowed: uuid.UUID")
     if not isinstance(event.max_attempts, int) or event.max_attempts < 1:
@@ -108,14 +118,14 @@ def _check_lengths(event: NewOutboxEvent, key: str) -> None:
 
 def _json(event: NewOutboxEvent, payload: bytes) -> str:
     if not embedding.is_json(payload):
-        raise _invalid(event, "payload is not JSON in UTF-8, and the table has no other place for it")
+        raise _invalid(event, "payload is not JSON in UTF-8, and the table's column takes nothing else")
     if _NUL.search(payload):
         raise _invalid(event, "payload has a NUL in a string, which PostgreSQL does not store in JSON")
     return payload.decode()
 
 
 def _headers(event: NewOutboxEvent, checked: Mapping[str, str]) -> dict[str, str]:
-    """Without a content type of our own making: every payload here is JSON."""
+    """Without the content type that `check` has added: every payload in this table is JSON."""
     added = {} if any(name.lower() == "content-type" for name in event.headers) else {"content-type"}
     return {name: value for name, value in checked.items() if name not in added}
 

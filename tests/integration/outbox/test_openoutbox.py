@@ -173,6 +173,23 @@ def test_a_wrong_handle_is_refused(outbox: Outbox) -> None:
         outbox.enqueue("postgresql://", NewEvent("t", b""))  # type: ignore[arg-type]
 
 
+def test_an_async_connection_is_told_of_the_async_call(database: Database, outbox: Outbox) -> None:
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(database.url) as conn:
+            for handle in (conn, conn.cursor()):
+                with pytest.raises(
+                    TypeError, match=r"cannot write through psycopg\..*enqueue_async takes their async"
+                ):
+                    outbox.enqueue(handle, NewEvent("t", b""))  # type: ignore[arg-type]
+        with pytest.raises(
+            TypeError, match=r"enqueue_async cannot write through psycopg\..*enqueue takes their sync"
+        ):
+            await outbox.enqueue_async(database.connect(), NewEvent("t", b""))  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert stored(database, "1") == []
+
+
 def test_the_trace_context_of_the_current_span_goes_along(database: Database, outbox: Outbox) -> None:
     conn = database.connect()
     tracer = TracerProvider().get_tracer("test")

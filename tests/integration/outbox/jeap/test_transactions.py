@@ -174,6 +174,13 @@ def test_a_scheduled_message_needs_a_transaction(harness: Harness) -> None:
     assert harness.row().waits
 
 
+def test_a_cursor_stands_for_its_connection(harness: Harness, conn: psycopg.Connection) -> None:
+    with conn.transaction():
+        [id] = harness.outbox().send_scheduled(conn.cursor(), message())
+
+    assert harness.ready() == [id]
+
+
 HUNG = """
 import os, sys, time
 from datetime import timedelta
