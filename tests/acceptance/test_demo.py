@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from outspark.contracts.maintenance import Stats
+from outspark.tools.brokers import NAMES
+from outspark.tools.brokers.consumer import Traffic
 from outspark.tools.demo import billing, shop, summary
 from outspark.tools.demo import billing as bills
 from outspark.tools.demo.billing import Bills
-from outspark.tools.demo.brokers import NAMES
-from outspark.tools.demo.consumer import Traffic
 from outspark.tools.demo.proof import Fact, Proof, prove
 from outspark.tools.demo.report import Billing, Incident, Report, latency
 from tests.databases import Database

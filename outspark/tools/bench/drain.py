@@ -16,15 +16,14 @@ from outspark.config.settings import Lease
 from outspark.errors import OutsparkError
 from outspark.tools.bench import memory
 from outspark.tools.bench.backlog import EVENT_TYPE, STUCK_TYPE, Backlog, Between, Drained
-from outspark.tools.bench.brokers import Broker, BrokerName
 from outspark.tools.bench.ceiling import Ceiling
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import InboxHosts, RelayHosts
 from outspark.tools.bench.inbox.handling import HandlingCeiling
-from outspark.tools.bench.inbox.hosts import InboxHosts
 from outspark.tools.bench.jeap_serial import Serial
 from outspark.tools.bench.processes import Meter, Usage
 from outspark.tools.bench.servers import Arena
 from outspark.tools.bench.tables import OPENOUTBOX, Table
+from outspark.tools.brokers import Broker, BrokerName
 from outspark.tools.servers.server import HOST, free_port
 
 LOOK = 0.1
@@ -33,7 +32,7 @@ SLOWEST = 200.0
 GROWTH = 3000
 """Bytes that files may grow by while an event is claimed and settled: new versions of its row, index entries, WAL."""
 
-Host = Ceiling | Hosts | Serial | HandlingCeiling | InboxHosts
+Host = Ceiling | RelayHosts | Serial | HandlingCeiling | InboxHosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class Stand:
         if case.between == "stuck":
             destinations["down"] = down()
             routes.insert(0, {"match": STUCK_TYPE, "destination": "down"})
-        return Hosts(
+        return RelayHosts(
             case.host,
             url,
             plan,
@@ -177,7 +176,7 @@ class Stand:
     def _open_inbox_host(self, url: str) -> Host:
         plan, case = self.arena.plan, self.case
         if case.host == "bare" or case.host == "spark":
-            return InboxHosts(case.host, url, plan, case.table, "handle")
+            return InboxHosts(case.host, url, plan, "handle")
         return HandlingCeiling(url, plan, case.table)
 
     def _await_drained(self) -> None:

@@ -10,10 +10,10 @@ from statistics import median
 
 from outspark.config.settings import Lease
 from outspark.errors import ExtraMissing, ServerStartError
-from outspark.tools.bench.brokers import Broker, BrokerName
 from outspark.tools.bench.drain import Case, Sample, drain
 from outspark.tools.bench.results import Target
 from outspark.tools.bench.run import Run, compare
+from outspark.tools.brokers import Broker, BrokerName
 
 
 @dataclass(frozen=True, slots=True)

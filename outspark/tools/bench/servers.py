@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 
 from outspark.tools.bench import backlog
-from outspark.tools.bench.brokers import Broker, BrokerName, open_broker
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.tables import OPENOUTBOX, Table
+from outspark.tools.brokers import Broker, BrokerName, open_broker
 from outspark.tools.servers.postgres import Postgres
 
 CREATE = "CREATE DATABASE {name}"
@@ -68,7 +68,7 @@ class Arena:
         if name in self._brokers:
             yield self._brokers[name]
             return
-        with open_broker(name) as broker:
+        with open_broker(name, tool="the bench", extra=name) as broker:
             self._brokers[name] = broker
             try:
                 yield broker

@@ -9,7 +9,7 @@ from statistics import fmean, linear_regression
 import psycopg
 
 from outspark.tools.bench import backlog
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import RelayHosts
 from outspark.tools.bench.processes import Meter, Usage
 from outspark.tools.bench.results import WARM_UP, Row, Target
 from outspark.tools.bench.run import Run
@@ -27,7 +27,7 @@ def measure_idle(run: Run) -> None:
             if bell:
                 with psycopg.connect(url, autocommit=True) as conn:
                     install_doorbell(conn, run.plan.lanes)
-            with Hosts("spark", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
+            with RelayHosts("spark", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
                 with Meter({"ours": lanes.pids}) as meter:
                     time.sleep(run.plan.idle_seconds)
                 lanes.check()
@@ -44,7 +44,10 @@ def measure_soak(run: Run) -> None:
     run.begin("soak", 1)
     if not seconds:
         return
-    with run.arena.database() as url, Hosts("spark", url, run.plan, poll_interval=POLL_INTERVAL) as lanes:
+    with (
+        run.arena.database() as url,
+        RelayHosts("spark", url, run.plan, poll_interval=POLL_INTERVAL) as lanes,
+    ):
         with Meter({"ours": lanes.pids, "postgres": [run.arena.server.pid]}) as meter:
             fed = _feed(run, url, lanes, seconds)
         handovers = lanes.handovers()
@@ -60,7 +63,7 @@ def measure_soak(run: Run) -> None:
     run.want(Target(f"growth of memory in {run.plan.soak_minutes:g} minutes of load", "≤", 0.05, growth))
 
 
-def _feed(run: Run, url: str, lanes: Hosts, seconds: float) -> int:
+def _feed(run: Run, url: str, lanes: RelayHosts, seconds: float) -> int:
     """Events enqueued, a handful at a time, as many as the rate allows for the time that has passed."""
     started, fed, pause = time.monotonic(), 0, threading.Event()
     with psycopg.connect(url, autocommit=True) as conn:

@@ -20,7 +20,7 @@ from outspark.errors import OutsparkError
 from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.tools.bench import probe
 from outspark.tools.bench.backlog import EVENT_TYPE, OUTBOX, Backlog, Connection
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import RelayHosts
 from outspark.tools.bench.results import Row, Target
 from outspark.tools.bench.run import Run
 
@@ -44,7 +44,7 @@ def _trickle(run: Run, waker: str) -> None:
         with psycopg.connect(url, autocommit=True) as conn:
             if waker == "doorbell":
                 install_doorbell(conn, run.plan.lanes)
-            with Hosts(
+            with RelayHosts(
                 "spark",
                 url,
                 run.plan,

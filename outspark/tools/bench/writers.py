@@ -16,7 +16,7 @@ import psycopg
 
 from outspark.errors import OutsparkError
 from outspark.tools.bench.backlog import EVENT_TYPE, OUTBOX
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import RelayHosts
 from outspark.tools.bench.results import Row, Target
 from outspark.tools.bench.run import Run
 from outspark.tools.bench.trickle import POLL_INTERVAL, install_doorbell
@@ -57,7 +57,7 @@ def _measure(run: Run, bell: bool) -> float:
         if bell:
             with psycopg.connect(url, autocommit=True) as conn:
                 install_doorbell(conn, run.plan.lanes)
-        with Hosts("bare", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
+        with RelayHosts("bare", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
             rate = _write(run, url)
             lanes.check()
             return rate

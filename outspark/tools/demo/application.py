@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from outspark.tools.brokers import Broker
 from outspark.tools.servers.process import GuardedProcess
 from outspark.tools.servers.server import HOST, free_port
 
@@ -23,7 +24,10 @@ RELAY = """\
 url = "{database}"
 slots = {slots}
 
-{broker}"""
+[destinations.{broker.name}]
+type = "{broker.name}"
+url = "{broker.url}"
+{routing}"""
 
 INBOX = """\
 [inboxes.{name}]
@@ -33,7 +37,10 @@ group = "{name}"
 app = "{app}"
 
 [inboxes.{name}.feed]
-{feed}
+type = "{broker.name}"
+url = "{broker.url}"
+topics = ["{topic}"]
+
 [inboxes.{name}.work]
 poll_interval = "50ms"
 unhandled = "skip"
@@ -125,14 +132,13 @@ class Application:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def start_relay(*, database: str, broker: str) -> Application:
-    """`broker` is the part of the settings that says where events go."""
-    return Application("relay", ["relay"], RELAY.format(database=database, slots=SLOTS, broker=broker))
+def start_relay(database: str, broker: Broker, topic: str) -> Application:
+    settings = RELAY.format(database=database, slots=SLOTS, broker=broker, routing=broker.routing(topic))
+    return Application("relay", ["relay"], settings)
 
 
-def start_inbox(*, database: str, name: str, table: str, app: str, feed: str) -> Application:
-    """`feed` is the part of the settings that says where messages come from."""
-    settings = INBOX.format(database=database, name=name, table=table, app=app, feed=feed)
+def start_inbox(database: str, broker: Broker, topic: str, *, name: str, table: str, app: str) -> Application:
+    settings = INBOX.format(database=database, broker=broker, topic=topic, name=name, table=table, app=app)
     return Application("inbox", ["inbox", "run"], settings)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outspark.errors import ExtraMissing, OutsparkError, ServerStartError, SettingsError
-from outspark.tools.demo.brokers import NAMES, Broker, Name, open_broker
+from outspark.tools.brokers import NAMES, Broker, BrokerName, open_broker
 from outspark.tools.demo.signals import Interrupted, Interruptions
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def demo(
     try:
         with Interruptions() as interruptions:
             plan = Plan(seconds=seconds, rate=rate, kill=kill, keep=keep)
-            return _run(plan, open_broker(name), interruptions, as_json=json)
+            return _run(plan, open_broker(name, tool="the demo", extra="all"), interruptions, as_json=json)
     except Interrupted as interrupted:
         typer.echo("interrupted; everything is stopped and removed", err=True)
         return 128 + interrupted.number
 
 
-def _known(broker: str) -> Name:
+def _known(broker: str) -> BrokerName:
     for name in NAMES:
         if name == broker:
             return name
@@ -116,7 +116,7 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
     from outspark.tools.demo.setup import Setup
 
     console = Console(stderr=True)
-    console.print(INTRODUCTION.format(broker=broker.name) + BILLING * broker.has_feed, highlight=False)
+    console.print(INTRODUCTION.format(broker=broker.title) + BILLING * broker.has_feed, highlight=False)
     _find_server(broker, console)
     screen = open_screen(console)
     with ExitStack() as stack:
@@ -143,7 +143,7 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
 def _find_server(broker: Broker, console: Console) -> None:
     """Before anything starts, and where a signal is heard: the first time, there may be much to fetch."""
     try:
-        with console.status(f"finding a {broker.name} server, or fetching one"):
+        with console.status(f"finding a {broker.title} server, or fetching one"):
             broker.find_server()
     except ServerStartError as error:
-        raise SettingsError(f"the demo cannot play on {broker.name} here: {error}") from error
+        raise SettingsError(f"the demo cannot play on {broker.title} here: {error}") from error

@@ -8,8 +8,8 @@ from statistics import quantiles
 from typing import Any
 
 from outspark.contracts.maintenance import Stats
+from outspark.tools.brokers.consumer import Traffic
 from outspark.tools.demo.billing import Bills
-from outspark.tools.demo.consumer import Traffic
 from outspark.tools.demo.proof import Proof
 
 

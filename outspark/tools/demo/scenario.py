@@ -106,7 +106,7 @@ class _Scenario:
 
     def _drain(self) -> None:
         self._phase = "draining"
-        committed, arrived = self._shop.committed_at, self._setup.consumer.arrived_at
+        committed, arrived = self._shop.committed_at, self._setup.arrivals.first_at
         self._watch_progress(lambda: len(arrived), lambda: committed.keys() <= arrived.keys())
         # The settle comes a moment after the arrival.
         stats = self._lanes.maintenance.stats
@@ -136,19 +136,19 @@ class _Scenario:
                 self._setup.milestone(f"the {one.what} {_ENDINGS[one.what]} in {seconds:.1f} s")
 
     def _report(self) -> Report:
-        consumer = self._setup.consumer
-        traffic = consumer.traffic()
-        self._watch(lambda: len(consumer.arrivals) >= traffic.stored, STALLED)
+        arrivals = self._setup.arrivals
+        traffic = self._setup.consumer.traffic()
+        self._watch(lambda: len(arrivals.all) >= traffic.stored, STALLED)
         self._phase = "done"
         self._screen.show(self._snapshots.glance(self._phase))
         return Report(
-            broker=self._setup.broker.name,
+            broker=self._setup.broker.title,
             broker_drops=self._setup.broker.drops_known_ids,
-            proof=prove(shop.history(self._lanes.conn), self._shop.rolled_back, consumer.arrivals),
+            proof=prove(shop.history(self._lanes.conn), self._shop.rolled_back, arrivals.all),
             outbox=self._lanes.maintenance.stats(exact=True),
             traffic=traffic,
-            received=len(consumer.arrivals),
-            latency=report.latency(self._shop.committed_at, consumer.arrived_at),
+            received=len(arrivals.all),
+            latency=report.latency(self._shop.committed_at, arrivals.first_at),
             incident=self._incident("relay"),
             wanted_incident=self._plan.kill,
             seconds=self._setup.clock,

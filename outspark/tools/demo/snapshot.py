@@ -30,7 +30,7 @@ class Snapshots:
     """By whose lane they hit."""
 
     def glance(self, phase: str) -> Glance:
-        stats, consumer = self.lanes.maintenance.stats(exact=True), self.setup.consumer
+        stats, arrivals = self.lanes.maintenance.stats(exact=True), self.setup.arrivals
         return Glance(
             at=self.setup.clock,
             phase=phase,
@@ -39,8 +39,8 @@ class Snapshots:
             delivered=stats.delivered or 0,
             waiting=stats.pending + stats.delivering,
             lag=stats.due_age.total_seconds() if stats.due_age else 0.0,
-            arrived=len(consumer.arrived_at),
-            twice=len(consumer.arrivals) - len(consumer.arrived_at),
+            arrived=len(arrivals.first_at),
+            twice=len(arrivals.all) - len(arrivals.first_at),
             latency=self._median(),
             lanes=self._relay_lanes(),
             billing=None if self.workers is None else self._billing(self.workers),
@@ -56,10 +56,9 @@ class Snapshots:
         )
 
     def _median(self) -> float | None:
-        recent = [fact.id for fact in self.setup.consumer.arrivals[-RECENT:]]
-        seen = report.latency(
-            self.shop.committed_at, {id: self.setup.consumer.arrived_at[id] for id in recent}
-        )
+        arrivals = self.setup.arrivals
+        recent = {fact.id: arrivals.first_at[fact.id] for fact in arrivals.all[-RECENT:]}
+        seen = report.latency(self.shop.committed_at, recent)
         return None if seen is None else seen.p50
 
     def _relay_lanes(self) -> tuple[Lane, ...]:

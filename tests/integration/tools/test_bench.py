@@ -19,8 +19,8 @@ from outspark.errors import OutsparkError
 from outspark.tools.bench import command, memory, probe
 from outspark.tools.bench.backlog import EVENT_TYPE, POINTS, STUCK_TYPE, Backlog, Between, Drained, append
 from outspark.tools.bench.drain import Case, Sample, Stand, drain
-from outspark.tools.bench.hosts import Hosts
-from outspark.tools.bench.inbox.consuming import TakeCase, TakeStand
+from outspark.tools.bench.hosts import RelayHosts
+from outspark.tools.bench.inbox.consuming import ConsumeCase, ConsumeStand
 from outspark.tools.bench.inbox.measure import measure_inbox_consume
 from outspark.tools.bench.inbox.messages import Load
 from outspark.tools.bench.jeap_serial import Serial
@@ -180,7 +180,7 @@ def test_of_the_messages_to_take_in_every_second_is_a_copy() -> None:
 
 
 def test_plain_clients_take_the_same_in_again_and_again(arena: Arena) -> None:
-    with TakeStand(arena, TakeCase("ceiling", EVENTS)) as stand:
+    with ConsumeStand(arena, ConsumeCase("ceiling", EVENTS)) as stand:
         for _ in range(2):
             sample = stand.drain()
             assert sample.drained.events == EVENTS
@@ -198,7 +198,7 @@ def test_plain_clients_take_the_same_in_again_and_again(arena: Arena) -> None:
 )
 def test_a_message_that_was_not_taken_in_as_it_should_be_is_noticed(arena: Arena, fault: str) -> None:
     load = Load(EVENTS, PLAN.payload, PLAN.keys, PLAN.batch, since=1_800_000_000_000)
-    with TakeStand(arena, TakeCase("ceiling", EVENTS)) as stand:
+    with ConsumeStand(arena, ConsumeCase("ceiling", EVENTS)) as stand:
         stand.drain()
         stand.verify(load)
         stand.conn.execute(fault.encode())
@@ -208,7 +208,7 @@ def test_a_message_that_was_not_taken_in_as_it_should_be_is_noticed(arena: Arena
 
 @pytest.mark.needs("kafka")
 def test_lanes_take_in_from_kafka_again_and_again(arena: Arena) -> None:
-    with TakeStand(arena, TakeCase("bare", EVENTS)) as stand:
+    with ConsumeStand(arena, ConsumeCase("bare", EVENTS)) as stand:
         for _ in range(2):
             sample = stand.drain()
             assert sample.drained.events == EVENTS
@@ -284,7 +284,7 @@ def test_the_probe_stamps_every_event(arena: Arena, tmp_path: Path) -> None:
     with arena.database() as url, psycopg.connect(url, autocommit=True) as conn:
         install_doorbell(conn, PLAN.lanes)
         environ = {probe.VARIABLE: str(stamps)}
-        with Hosts("bare", url, PLAN, doorbell=True, transform=probe.HOOK, environ=environ):
+        with RelayHosts("bare", url, PLAN, doorbell=True, transform=probe.HOOK, environ=environ):
             append(conn, PLAN, 100)
             wait_for(Backlog(conn, PLAN).is_drained, what="an empty outbox")
         ids = {str(id) for (id,) in conn.execute("SELECT event_id FROM openoutbox_events")}

@@ -13,18 +13,18 @@ import psycopg
 
 from outspark.errors import OutsparkError
 from outspark.tools.bench.backlog import Connection, Drained
-from outspark.tools.bench.brokers.broker import Broker
 from outspark.tools.bench.children import Children, tell
 from outspark.tools.bench.drain import SLOWEST, Sample
-from outspark.tools.bench.inbox.hosts import GROUP, InboxHosts
+from outspark.tools.bench.hosts import GROUP, InboxHosts
 from outspark.tools.bench.inbox.messages import Load
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.processes import Meter
 from outspark.tools.bench.servers import Arena
 from outspark.tools.bench.tables import INBOX
+from outspark.tools.brokers import Broker
 
 if TYPE_CHECKING:
-    from outspark.tools.bench.brokers.kafka_log import KafkaLog
+    from outspark.tools.bench.kafka_log import KafkaLog
 
 LOOK = 0.05
 PROBE = 200
@@ -42,7 +42,7 @@ SELECT count(*), count(*) FILTER (WHERE status <> 'pending' OR attempts_made > 0
 
 
 @dataclass(frozen=True, slots=True)
-class TakeCase:
+class ConsumeCase:
     host: Literal["ceiling", "bare", "spark"]
     messages: int
 
@@ -140,7 +140,7 @@ class PlainClients:
 
 
 @dataclass(slots=True)
-class TakingLanes:
+class ConsumingLanes:
     """Lanes that take in from a topic of Kafka, bare or on Spark."""
 
     host: Literal["bare", "spark"]
@@ -156,7 +156,7 @@ class TakingLanes:
         return self._hosts.pids
 
     def __enter__(self) -> Self:
-        from outspark.tools.bench.brokers.kafka_log import KafkaLog
+        from outspark.tools.bench.kafka_log import KafkaLog
 
         # Lanes have the same names everywhere, and in one group these would be the same members.
         group = f"{GROUP}-{self.host}"
@@ -169,7 +169,7 @@ class TakingLanes:
             "batch_size": self.plan.batch,
             "options": PATIENT,
         }
-        self._hosts = InboxHosts(self.host, self.url, self.plan, INBOX, "consume", group, feed)
+        self._hosts = InboxHosts(self.host, self.url, self.plan, "consume", group, feed)
         self._open.enter_context(self._hosts)
         return self
 
@@ -203,14 +203,14 @@ class TakingLanes:
 
 
 @dataclass(slots=True)
-class TakeStand:
+class ConsumeStand:
     """A case with a database of its own and somebody who takes in, up from the first round to the last."""
 
     arena: Arena
-    case: TakeCase
+    case: ConsumeCase
     _open: ExitStack = field(default_factory=ExitStack)
     conn: Connection = field(init=False)
-    _taker: PlainClients | TakingLanes = field(init=False)
+    _consumer: PlainClients | ConsumingLanes = field(init=False)
     _broker: Broker | None = None
 
     def __enter__(self) -> Self:
@@ -220,12 +220,12 @@ class TakeStand:
             self.conn = psycopg.connect(url, autocommit=True, application_name="outspark bench")
             stack.enter_context(self.conn)
             if host == "ceiling":
-                self._taker = PlainClients(url, arena.plan)
+                self._consumer = PlainClients(url, arena.plan)
             else:
                 self._broker = stack.enter_context(arena.broker("kafka"))
-                self._taker = TakingLanes(host, url, arena.plan, self._broker)
-            stack.enter_context(self._taker)
-            self._taker.pause()
+                self._consumer = ConsumingLanes(host, url, arena.plan, self._broker)
+            stack.enter_context(self._consumer)
+            self._consumer.pause()
             self._open = stack.pop_all()
         return self
 
@@ -234,7 +234,7 @@ class TakeStand:
 
     def drain(self) -> Sample:
         """Everybody waits, warm; then the messages are there, and the clock starts."""
-        consumer, broker, messages = self._taker, self._broker, self.case.messages
+        consumer, broker, messages = self._consumer, self._broker, self.case.messages
         consumer.wake()
         self.conn.execute(CLEAR)
         load = _load(self.arena.plan, messages)

@@ -19,7 +19,7 @@ from outspark.database.session import connect
 from outspark.tools.bench.backlog import Connection
 from outspark.tools.bench.ceiling import with_variables
 from outspark.tools.bench.clients import Clients
-from outspark.tools.bench.inbox.hosts import GROUP
+from outspark.tools.bench.hosts import GROUP
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.tables import Table
 

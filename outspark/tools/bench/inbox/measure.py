@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from outspark.errors import ExtraMissing, ServerStartError
 from outspark.tools.bench.drain import Case
-from outspark.tools.bench.inbox.consuming import TakeCase, TakeStand
+from outspark.tools.bench.inbox.consuming import ConsumeCase, ConsumeStand
 from outspark.tools.bench.results import Target
 from outspark.tools.bench.run import Run, compare, median_rate, row
 from outspark.tools.bench.tables import INBOX
@@ -25,11 +25,11 @@ def measure_inbox_consume(run: Run) -> None:
             return
         messages = run.plan.events
         ceiling, bare, spark = (
-            TakeCase("ceiling", messages),
-            TakeCase("bare", messages),
-            TakeCase("spark", messages),
+            ConsumeCase("ceiling", messages),
+            ConsumeCase("bare", messages),
+            ConsumeCase("spark", messages),
         )
-        stands = {case: TakeStand(run.arena, case) for case in (ceiling, bare, spark)}
+        stands = {case: ConsumeStand(run.arena, case) for case in (ceiling, bare, spark)}
         samples = run.take_turns("inbox-consume", stands)
     most = median_rate(samples[ceiling])
     for case, drains in samples.items():

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from outspark.errors import OutsparkError
 from outspark.inbox import Received
-from outspark.tools.bench.brokers.broker import Broker
+from outspark.tools.brokers import Broker
 
 TIMEOUT = 60.0
 # A coordinator that is still loading is no news.
