@@ -65,7 +65,7 @@ class KafkaConsumer(PollingConsumer):
                 "bootstrap.servers": broker.address,
                 "group.id": "counter",
                 "auto.offset.reset": "earliest",
-                "enable.auto.offset.store": False,  # an offset is committed once its message was taken
+                "enable.auto.offset.store": False,  # an offset is committed once its message was counted
             }
         )
         self._client.subscribe([topic])

@@ -55,7 +55,7 @@ class RedisConsumer(PollingConsumer):
         self._client.close()
 
     def _poll(self) -> None:
-        # The client's types allow for every protocol and decoding; ours are RESP2 and bytes.
+        # The client's types allow for every protocol and decoding; this one uses RESP2 and bytes.
         answer: list[tuple[bytes, list[Entry]]] = cast(
             Any,
             self._client.xreadgroup(GROUP, MEMBER, {self._stream: ">"}, count=_BATCH, block=_BLOCK_MS),

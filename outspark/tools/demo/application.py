@@ -1,4 +1,4 @@
-"""A relay or an inbox as anybody would run it: `outspark …` in a process of its own, with a file and a log."""
+"""A relay or an inbox as a user would run it: `outspark …` in a process of its own, with a settings file and a log."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ _TAIL = 15
 class Application:
     """Runs from construction to `stop`. Its folder holds the settings, the log and all that Spark leaves behind."""
 
-    def __init__(self, what: str, command: Sequence[str], settings: str) -> None:
-        """`what` is how people call it; `settings` are those that no other application has."""
-        self.what = what
+    def __init__(self, kind: str, command: Sequence[str], settings: str) -> None:
+        """`kind` is `relay` or `inbox`; `settings` are those that the other does not have."""
+        self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="outspark-demo-"))
         self.config = self.folder / "outspark.toml"
         self.log = self.folder / "server.log"
@@ -92,11 +92,11 @@ class Application:
 
     @property
     def failed(self) -> bool:
-        """It ended, and nobody had told it to."""
+        """The application ended without `stop`."""
         return not self._stopped and not self._process.running
 
     def ready(self) -> bool:
-        """True once database and broker answer it."""
+        """True once database and broker are reachable for it."""
         try:
             with urlopen(f"{self.url}/readyz", timeout=_ANSWER_TIMEOUT) as answer:
                 return bool(answer.status == 200)
@@ -109,18 +109,18 @@ class Application:
 
     def save_log(self) -> Path:
         """A copy of the log that outlives the demo."""
-        handle, name = tempfile.mkstemp(prefix=f"outspark-demo-{self.what}-", suffix=".log")
+        handle, name = tempfile.mkstemp(prefix=f"outspark-demo-{self.kind}-", suffix=".log")
         os.close(handle)
         shutil.copy(self.log, name)
         return Path(name)
 
     def stop(self, timeout: float) -> None:
-        """In good order; by force, with all that it started, when that takes too long. Harmless when stopped."""
+        """By SIGTERM, and after `timeout` by SIGKILL, with all that the application started. Harmless when stopped."""
         if self._stopped:
             return
         self._stopped = True
         self._process.stop(timeout=timeout)
-        # Whatever it left in its process group must not write into the folder that has to go.
+        # What is left of its process group must not write into the folder while that is removed.
         deadline = time.monotonic() + _GROUP_TIMEOUT
         with contextlib.suppress(ProcessLookupError):
             while time.monotonic() < deadline:
@@ -143,7 +143,7 @@ def start_inbox(database: str, broker: Broker, topic: str, *, name: str, table: 
 
 
 def _environment(folder: Path) -> list[str]:
-    """A command before the command: our settings only from our file, and temporary files only in our folder."""
-    ours = [name for name in os.environ if name.upper().startswith("OUTSPARK_")]
-    unset = [flag for name in ours for flag in ("-u", name)]
+    """A command before the command: settings come only from the file, and temporary files go only to the folder."""
+    set_here = [name for name in os.environ if name.upper().startswith("OUTSPARK_")]
+    unset = [flag for name in set_here for flag in ("-u", name)]
     return ["env", *unset, f"TMPDIR={folder}", f"SPARK_LOCAL_DIRS={folder}", "PYTHONUNBUFFERED=1"]

@@ -25,7 +25,7 @@ INTRODUCTION = """
  A relay on Spark delivers the events to {broker}, where a consumer counts them.
 """
 BILLING = """\
- A billing service takes them into its inbox, also on Spark, and writes a bill for each order.
+ A billing service consumes them through its inbox, also on Spark, and writes a bill for each order.
 """
 EPILOG = (
     "Exit codes: **0** the proof holds, **1** it does not, or an application failed, **2** a flag is wrong, or a "
@@ -65,11 +65,11 @@ def demo(
     ] = False,
 ) -> int:
     """See it work: a little shop writes orders and events, a relay on Spark delivers them to a broker, a consumer
-    counts, an inbox on Spark takes them in, and its handler bills each order. On the way a lane of the relay and one
-    of the inbox are killed. In the end all sides are compared: event by event, and every order beside its bills.
+    counts, an inbox on Spark consumes them too, and its handler bills each order. On the way a lane of the relay and
+    one of the inbox are killed. In the end all sides are compared: event by event, and every order beside its bills.
 
     PostgreSQL, the broker and Spark are started for it and are gone afterwards. The story is the same on each broker,
-    but for the inbox, which takes messages in from NATS and Kafka:
+    but for the inbox, which consumes from NATS and Kafka:
 
     - **nats** comes with `outspark[all]`. JetStream knows the ids of events, so it drops what is sent twice.
     - **kafka** needs Maven, which fetches the server once. A consumer group reads one topic.
@@ -131,7 +131,7 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
             raise OutsparkError(f"{error}; its log is {log} and ends with:\n{culprit.tail()}") from error
         summary.show(report, as_json=as_json)
         for one in setup.applications if not report.holds else ():
-            typer.echo(f"the {one.what}'s log is {one.save_log()}", err=True)
+            typer.echo(f"the {one.kind}'s log is {one.save_log()}", err=True)
         if plan.keep:
             typer.echo(summary.addresses(setup), err=True)
             with suppress(Interrupted):
@@ -141,9 +141,9 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
 
 
 def _find_server(broker: Broker, console: Console) -> None:
-    """Before anything starts, and where a signal is heard: the first time, there may be much to fetch."""
+    """Before anything starts, and while a signal can interrupt: the first time, there may be much to fetch."""
     try:
         with console.status(f"finding a {broker.title} server, or fetching one"):
             broker.find_server()
     except ServerStartError as error:
-        raise SettingsError(f"the demo cannot play on {broker.title} here: {error}") from error
+        raise SettingsError(f"the demo cannot run on {broker.title} here: {error}") from error

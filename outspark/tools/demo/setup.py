@@ -1,4 +1,4 @@
-"""What stands while the demo plays: PostgreSQL, the broker, relay, consumer and inbox. All of it goes at the end."""
+"""What runs during the demo: PostgreSQL, the broker, relay, consumer and inbox. All of it is removed at the end."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ INBOX = TableName.parse(billing.INBOX)
 GROUP = "billing"
 TOPIC, EVENTS = "orders", "order"
 """Where the shop's events go, and the first word of their types."""
-HASTE = 3.0
-"""Seconds that an application has to end in once nobody waits for its events."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds for an application to end in, once its events no longer matter."""
 
 
 class Setup:
-    """Entered, it is built up to the point where Spark is starting."""
+    """Inside `with`, all servers run and Spark is starting."""
 
     def __init__(self, broker: Broker, screen: Screen) -> None:
         self.broker = broker
@@ -94,14 +94,14 @@ class Setup:
 
     @contextmanager
     def lanes(self) -> Iterator[Lanes]:
-        """A look at the relay's lanes, with a connection for one thread."""
+        """Access to the relay's lanes, with a connection for one thread."""
         with self._connect() as conn:
             table = resolve(conn, OUTBOX)
             yield Lanes(conn, table, Maintenance(conn, CONTRACT.maintenance(table)))
 
     @contextmanager
     def workers(self) -> Iterator[Workers]:
-        """A look at the inbox's lanes, with a connection for one thread. Only where there is an inbox."""
+        """Access to the inbox's lanes, with a connection for one thread. Only where there is an inbox."""
         assert self.inbox is not None
         with self._connect() as conn:
             table = resolve(conn, INBOX)
@@ -114,13 +114,13 @@ class Setup:
     def _start_applications(self, stack: ExitStack) -> None:
         database, broker = self.postgres.url(), self.broker
         self.relay = start_relay(database, broker, TOPIC)
-        stack.callback(self.relay.close, HASTE)
+        stack.callback(self.relay.close, CLOSE_TIMEOUT)
         if broker.has_feed:
             topic = broker.feed_topic(TOPIC, EVENTS)
             self.inbox = start_inbox(
                 database, broker, topic, name=GROUP, table=billing.INBOX, app=billing.APP
             )
-            stack.callback(self.inbox.close, HASTE)
+            stack.callback(self.inbox.close, CLOSE_TIMEOUT)
 
     def _create_tables(self) -> None:
         with psycopg.connect(self.postgres.url()) as conn:

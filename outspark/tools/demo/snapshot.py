@@ -1,4 +1,4 @@
-"""What is to be seen of the demo at this moment: the shop, the relay, the consumer, and the inbox if there is one."""
+"""The state of the demo at one moment: the shop, the relay, the consumer, and the inbox if there is one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outspark.tools.demo import report
 from outspark.tools.demo.crash import Crash
 from outspark.tools.demo.inbox_lanes import Worker, Workers
 from outspark.tools.demo.relay_lanes import Lanes
-from outspark.tools.demo.screen import Billing, Glance, Lane
+from outspark.tools.demo.screen import Billing, Lane, Snapshot
 from outspark.tools.demo.setup import Setup
 from outspark.tools.demo.shop import Shop
 
 RECENT = 500
-"""Arrivals that the median on the screen is taken over."""
+"""Arrivals over which the screen shows the median."""
 
 
 @dataclass(slots=True)
@@ -27,11 +27,11 @@ class Snapshots:
     lanes: Lanes
     workers: Workers | None
     crashes: dict[str, Crash] = field(default_factory=dict)
-    """By whose lane they hit."""
+    """By the application whose lane they kill."""
 
-    def glance(self, phase: str) -> Glance:
+    def take(self, phase: str) -> Snapshot:
         stats, arrivals = self.lanes.maintenance.stats(exact=True), self.setup.arrivals
-        return Glance(
+        return Snapshot(
             at=self.setup.clock,
             phase=phase,
             committed=len(self.shop.committed_at),

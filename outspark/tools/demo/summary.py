@@ -43,7 +43,7 @@ def addresses(setup: Setup) -> str:
    database  {setup.postgres.url()}
    broker    {setup.broker.url}, {setup.topic}
 """ + "".join(
-        f"   {one.what:<8}  {one.url}/stats\n   settings  {one.config}, for outspark stats, dead, …\n"
+        f"   {one.kind:<8}  {one.url}/stats\n   settings  {one.config}, for outspark stats, dead, …\n"
         for one in setup.applications
     )
 

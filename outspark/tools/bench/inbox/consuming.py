@@ -1,4 +1,4 @@
-"""Taking in: the same messages, half of them copies, by lanes from Kafka, or by plain clients from memory."""
+"""Consuming: the same messages, half of them copies, by lanes from Kafka, or by plain clients from memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from outspark.tools.brokers import Broker
 if TYPE_CHECKING:
     from outspark.tools.bench.kafka_log import KafkaLog
 
-LOOK = 0.05
+POLL = 0.05
 PROBE = 200
-"""Messages by which lanes that were stopped show that all are back."""
-# A consumer that was stopped while others are measured must not be taken for dead.
+"""Messages that show whether all lanes that were stopped work again."""
+# The group must not expel a consumer that is stopped while others are measured.
 PATIENT = {"session.timeout.ms": 1_200_000, "max.poll.interval.ms": 3_600_000}
 
 CLEAR = """
@@ -37,7 +37,7 @@ CLEAR = """
 TRUNCATE inbox_events"""
 
 COUNT = """
--- Events that were taken in, and all that do not simply wait for their handlers
+-- Events that were stored, and all that do not simply wait for their handlers
 SELECT count(*), count(*) FILTER (WHERE status <> 'pending' OR attempts_made > 0) FROM inbox_events"""
 
 
@@ -55,7 +55,7 @@ class ConsumeCase:
 
 
 class Consumer(Protocol):
-    """Somebody who takes a load in. `load` prepares it, `go` shows it."""
+    """Consumes a load. `load` prepares it, `go` reveals it."""
 
     @property
     def pids(self) -> tuple[int, ...]: ...
@@ -67,7 +67,7 @@ class Consumer(Protocol):
     def is_done(self) -> bool: ...
 
     def wake(self) -> None:
-        """Be there again after a pause."""
+        """Work again after a pause."""
         ...
 
     def pause(self) -> None: ...
@@ -79,7 +79,7 @@ class Consumer(Protocol):
 
 @dataclass(slots=True)
 class PlainClients:
-    """The ceiling: as many processes as lanes, each with its share of the rows ready as parameters."""
+    """The ceiling: as many processes as lanes, each with its part of the rows ready as parameters."""
 
     url: str
     plan: Plan
@@ -105,7 +105,7 @@ class PlainClients:
         for process in self._processes:
             tell(process, asdict(load))
         for process in self._processes:
-            self._hear(process, "ready")
+            self._expect(process, "ready")
 
     def go(self) -> None:
         self._done = [threading.Event() for _ in self._processes]
@@ -133,7 +133,7 @@ class PlainClients:
         if process.stdout.readline().strip() == "done":
             done.set()
 
-    def _hear(self, process: Popen[str], word: str) -> None:
+    def _expect(self, process: Popen[str], word: str) -> None:
         assert process.stdout is not None
         if process.stdout.readline().strip() != word:
             raise OutsparkError(f"a client did not say {word}; its log ends with:\n{self._children.tail()}")
@@ -141,7 +141,7 @@ class PlainClients:
 
 @dataclass(slots=True)
 class ConsumingLanes:
-    """Lanes that take in from a topic of Kafka, bare or on Spark."""
+    """Lanes that consume a topic of Kafka, bare or on Spark."""
 
     host: Literal["bare", "spark"]
     url: str
@@ -183,10 +183,10 @@ class ConsumingLanes:
         self._log.reveal()
 
     def is_done(self) -> bool:
-        return self._log.is_taken()
+        return self._log.is_consumed()
 
     def wake(self) -> None:
-        """Whoever was stopped is late for a hand-over. A few messages show when every partition has a lane again."""
+        """A lane that was stopped is late for its hand-over. A few messages show when each partition has a lane."""
         self._hosts.resume()
         self.load(_load(self.plan, PROBE))
         self.go()
@@ -204,7 +204,7 @@ class ConsumingLanes:
 
 @dataclass(slots=True)
 class ConsumeStand:
-    """A case with a database of its own and somebody who takes in, up from the first round to the last."""
+    """A case with a database and a consumer of its own, up from the first round to the last."""
 
     arena: Arena
     case: ConsumeCase
@@ -233,7 +233,7 @@ class ConsumeStand:
         self._open.close()
 
     def drain(self) -> Sample:
-        """Everybody waits, warm; then the messages are there, and the clock starts."""
+        """The consumer waits, warm; then the messages are revealed, and the clock starts."""
         consumer, broker, messages = self._consumer, self._broker, self.case.messages
         consumer.wake()
         self.conn.execute(CLEAR)
@@ -260,7 +260,7 @@ class ConsumeStand:
         row = self.conn.execute(COUNT).fetchone()
         if row != (load.different, 0):
             raise OutsparkError(
-                f"of {load.different} different messages, (taken in, not as they should be) are {row}"
+                f"of {load.different} different messages, (stored, not as they should be) are {row}"
             )
 
 
@@ -269,8 +269,8 @@ def await_done(consumer: Consumer, messages: int) -> None:
     while not consumer.is_done():
         consumer.check()
         if time.monotonic() >= deadline:
-            raise OutsparkError(f"{messages} messages were not taken in in time")
-        time.sleep(LOOK)
+            raise OutsparkError(f"{messages} messages were not consumed in time")
+        time.sleep(POLL)
 
 
 def _load(plan: Plan, messages: int) -> Load:

@@ -1,10 +1,7 @@
-"""The inbox: taking in from Kafka beside plain clients, and handling beside the same statements inside the server."""
+"""The inbox: consuming from Kafka beside plain clients, and handling beside the same statements inside the server."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
-from outspark.errors import ExtraMissing, ServerStartError
 from outspark.tools.bench.drain import Case
 from outspark.tools.bench.inbox.consuming import ConsumeCase, ConsumeStand
 from outspark.tools.bench.results import Target
@@ -16,12 +13,9 @@ WANTED_RATE, WANTED_OF_SQL = 5000, 0.5
 
 
 def measure_inbox_consume(run: Run) -> None:
-    """Messages of Kafka, half of them copies, beside plain clients that have them in memory."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(run.arena.broker("kafka"))
-        except (ExtraMissing, ServerStartError) as error:
-            run.leave_out("inbox-consume", str(error))
+    """Messages of Kafka, half of them copies, beside plain clients that hold them in memory."""
+    with run.broker("kafka", "inbox-consume") as broker:
+        if broker is None:
             return
         messages = run.plan.events
         ceiling, bare, spark = (
@@ -35,11 +29,11 @@ def measure_inbox_consume(run: Run) -> None:
     for case, drains in samples.items():
         run.add(row("inbox-consume", case.host, "–", case.source, drains, most, drains[-1].cores_used()))
     reached = compare(samples, spark, ceiling)
-    run.want(Target("taking in from Kafka on Spark, of the ceiling", "≥", WANTED_OF_CLIENTS, reached, "×"))
+    run.want(Target("consuming from Kafka on Spark, of the ceiling", "≥", WANTED_OF_CLIENTS, reached, "×"))
 
 
 def measure_inbox_handle(run: Run) -> None:
-    """A handler that inserts one row, bare and on Spark; either of two targets will do."""
+    """A handler that inserts one row, bare and on Spark; either of two targets is enough."""
     events = run.plan.events
     ceiling, bare, spark = (
         Case("ceiling", "row", events, table=INBOX),
