@@ -177,8 +177,8 @@ async def _messages(url: str, stream: str) -> int:
 
 _OWNER = """
 import sys
-from outspark.embedded.nats import Nats
-from outspark.embedded.postgres import Postgres
+from outspark.tools.servers.nats import Nats
+from outspark.tools.servers.postgres import Postgres
 servers = [Postgres().start(), Nats().start()]
 print(*(f"{server.pid} {server.folder}" for server in servers), sep="\\n", flush=True)
 sys.stdin.read()
@@ -281,7 +281,7 @@ class TestJava:
 _TINY_JOB = """
 import json
 import os
-from outspark.embedded.java import prepare_environment
+from outspark.spark.java import prepare_environment
 prepare_environment()
 from pyspark.sql import SparkSession
 
