@@ -1,4 +1,4 @@
-"""The demo: its verdict on histories that are right and wrong, and the whole of it as a process."""
+"""The demo: its proof over histories that are right and wrong, and the whole of it as a process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from outspark.contracts.maintenance import Stats
+from outspark.tools.brokers import NAMES
+from outspark.tools.brokers.consumer import Traffic
 from outspark.tools.demo import billing, shop, summary
 from outspark.tools.demo import billing as bills
 from outspark.tools.demo.billing import Bills
-from outspark.tools.demo.brokers import NAMES
-from outspark.tools.demo.consumer import Traffic
 from outspark.tools.demo.proof import Fact, Proof, prove
 from outspark.tools.demo.report import Billing, Incident, Report, latency
 from tests.databases import Database
@@ -33,60 +33,60 @@ IN_ORDER = [COMMITTED[index] for index in (0, 3, 1, 4, 5, 2)]
 A1, A2, A3 = COMMITTED[:3]
 
 
-def judge(arrivals: list[Fact]) -> Proof:
+def proof_of(arrivals: list[Fact]) -> Proof:
     return prove(COMMITTED, ["undone"], arrivals)
 
 
 def test_a_right_history_holds() -> None:
-    proof = judge(IN_ORDER)
+    proof = proof_of(IN_ORDER)
     assert proof.holds
     assert (proof.committed, proof.rolled_back, proof.keys, proof.arrived) == (6, 1, 2, 6)
     assert proof.twice == ()
 
 
 def test_a_lost_event_is_found() -> None:
-    proof = judge([fact for fact in IN_ORDER if fact != A2])
+    proof = proof_of([fact for fact in IN_ORDER if fact != A2])
     assert not proof.holds
     assert proof.lost == (A2,)
     assert proof.overtaken == ()
 
 
-def test_an_event_that_came_twice_is_told_and_no_fault() -> None:
-    proof = judge([*IN_ORDER, A1, A1])
+def test_an_event_that_came_twice_is_reported_and_no_fault() -> None:
+    proof = proof_of([*IN_ORDER, A1, A1])
     assert proof.holds
     assert proof.twice == (A1.id,)
 
 
 def test_an_overtaken_event_is_found() -> None:
     swapped = {A2: A3, A3: A2}
-    proof = judge([swapped.get(fact, fact) for fact in IN_ORDER])
+    proof = proof_of([swapped.get(fact, fact) for fact in IN_ORDER])
     assert not proof.holds
     assert proof.overtaken == ((A3, A2),)
 
 
 def test_a_second_arrival_does_not_mend_the_order() -> None:
-    proof = judge([A2, *IN_ORDER])
+    proof = proof_of([A2, *IN_ORDER])
     assert not proof.holds
     assert proof.overtaken == ((A2, A1),)
     assert proof.twice == (A2.id,)
 
 
 def test_a_rolled_back_event_is_found() -> None:
-    proof = judge([*IN_ORDER, Fact("undone", "a", 4)])
+    proof = proof_of([*IN_ORDER, Fact("undone", "a", 4)])
     assert not proof.holds
     assert proof.undone == ("undone",)
     assert proof.unknown == ()
 
 
-def test_an_event_nobody_wrote_is_found() -> None:
-    proof = judge([*IN_ORDER, Fact("stray", "a", 4)])
+def test_an_event_that_was_never_written_is_found() -> None:
+    proof = proof_of([*IN_ORDER, Fact("stray", "a", 4)])
     assert not proof.holds
     assert proof.unknown == ("stray",)
 
 
 @pytest.mark.parametrize("changed", [replace(A1, key="b"), replace(A1, number=7)])
 def test_an_event_changed_on_the_way_is_found(changed: Fact) -> None:
-    proof = judge([changed if fact == A1 else fact for fact in IN_ORDER])
+    proof = proof_of([changed if fact == A1 else fact for fact in IN_ORDER])
     assert not proof.holds
     assert proof.altered == (changed,)
 
@@ -110,7 +110,7 @@ SETTLED = Stats(
 REPORT = Report(
     broker="NATS",
     broker_drops=True,
-    proof=judge(IN_ORDER),
+    proof=proof_of(IN_ORDER),
     outbox=SETTLED,
     traffic=Traffic(published=8, stored=6),
     received=6,
@@ -127,7 +127,7 @@ def test_a_report_counts_what_was_sent_twice() -> None:
     assert REPORT.holds
     assert (REPORT.sent_twice, REPORT.dropped_by_broker, REPORT.dropped_by_consumer) == (2, 2, 0)
     through = replace(
-        REPORT, proof=judge([*IN_ORDER, A1]), traffic=Traffic(published=8, stored=7), received=7
+        REPORT, proof=proof_of([*IN_ORDER, A1]), traffic=Traffic(published=8, stored=7), received=7
     )
     assert through.holds
     assert (through.sent_twice, through.dropped_by_broker, through.dropped_by_consumer) == (2, 1, 1)
@@ -138,14 +138,14 @@ KEPT_BOTH = replace(
     REPORT,
     broker="Kafka",
     broker_drops=False,
-    proof=judge([*IN_ORDER, A1, A2]),
+    proof=proof_of([*IN_ORDER, A1, A2]),
     traffic=Traffic(published=8, stored=8),
     received=8,
 )
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "line"),
     [
         (REPORT, "Sent twice: 2; dropped by NATS, which knew the ids: 2; by the consumer: 0."),
         (
@@ -155,17 +155,17 @@ KEPT_BOTH = replace(
     ],
     ids=["NATS", "Kafka"],
 )
-def test_the_last_words_say_who_dropped_what_came_twice(
-    report: Report, told: str, capsys: pytest.CaptureFixture[str]
+def test_the_summary_says_which_side_dropped_what_came_twice(
+    report: Report, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary.show(report, as_json=False)
-    assert told in capsys.readouterr().out
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        replace(REPORT, proof=judge(IN_ORDER[1:])),
+        replace(REPORT, proof=proof_of(IN_ORDER[1:])),
         replace(REPORT, outbox=replace(SETTLED, pending=1, due_age=timedelta(seconds=1))),
         replace(REPORT, outbox=replace(SETTLED, delivering=1)),
         replace(REPORT, outbox=replace(SETTLED, dead=1)),
@@ -202,7 +202,7 @@ def test_the_second_half_counts_too(wrong: Billing) -> None:
     assert not replace(BILLED, billing=wrong).holds
 
 
-def test_the_last_words_show_the_query_and_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_shows_the_query_and_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
     summary.show(BILLED, as_json=False)
     words = capsys.readouterr().out
     for line in bills.COMPARE.splitlines():
@@ -344,20 +344,20 @@ def test_an_application_that_fails_shows_its_log(temporary: Path) -> None:
     assert demo.returncode == 1
     assert stdout == ""
     [log] = left_behind(temporary)
-    # Both cannot start; whichever is noticed first is told.
+    # Both cannot start; the error names the one that ended first.
     what = "relay" if "the relay ended" in said(temporary) else "inbox"
     assert f"the {what} ended by itself; its log is {temporary / log}" in said(temporary)
     assert "has no bin/java" in said(temporary)
 
 
 @pytest.mark.needs("kafka", "spark")
-def test_a_broker_that_the_machine_lacks_is_told_before_anything_starts(temporary: Path) -> None:
+def test_a_broker_that_the_machine_lacks_is_reported_before_anything_starts(temporary: Path) -> None:
     empty = temporary / "cache"
     empty.mkdir()
     demo = start(temporary, "--broker", "kafka", XDG_CACHE_HOME=str(empty), PATH="")
     demo.communicate(timeout=60)
     assert demo.returncode == 2
-    assert "error: the demo cannot play on Kafka here: " in said(temporary)
+    assert "error: the demo cannot run on Kafka here: " in said(temporary)
     assert "`mvn`" in said(temporary)
     assert "is up" not in said(temporary)
 

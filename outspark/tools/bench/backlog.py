@@ -1,5 +1,5 @@
-"""A backlog as the bench uses it: loaded aside, shown to waiting lanes in one instant, timed by the database, and
-loaded anew for the same lanes."""
+"""A backlog as the bench uses it: loaded aside, revealed to waiting lanes in one instant, timed by the database, and
+loaded again for the same lanes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from psycopg import sql
 from outspark import contracts
 from outspark.contracts.contract import Contract
 from outspark.contracts.omnibox import Omnibox
+from outspark.database import doorbell
 from outspark.database.names import TableName
 from outspark.database.session import PLANNER
 from outspark.errors import OutsparkError
@@ -20,7 +21,7 @@ from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.tables import OPENOUTBOX, Table
 
 Between = Literal["nothing", "delivered", "stuck"]
-"""What lies between the pending events, one after each: events that are delivered, or whose destination is down."""
+"""Other events between the pending ones, one after each: already delivered, or for a destination that is down."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -34,7 +35,7 @@ POINTS = 100
 VACUUM = "VACUUM (ANALYZE) {table}"
 
 REVEAL = """
--- Put the loaded table in the place of the empty one that the lanes look at
+-- Replace the empty table, from which the lanes claim, by the loaded one
 ALTER TABLE {outbox} RENAME TO waiting_room;
 ALTER TABLE {aside} RENAME TO {name}"""
 
@@ -72,12 +73,12 @@ class Drained:
 
     @property
     def first_tenth(self) -> float:
-        """How many seconds it took."""
+        """Its duration in seconds."""
         return self.curve[self._tenth - 1]
 
     @property
     def last_tenth(self) -> float:
-        """How many seconds it took."""
+        """Its duration in seconds."""
         return self.curve[-1] - self.curve[-1 - self._tenth]
 
     @property
@@ -87,7 +88,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Backlog:
-    """What the lanes of one database drain, again and again: `load` aside, `reveal`, and when it `is_drained`, how."""
+    """What the lanes of one database drain, again and again: `load`, `reveal`, `is_drained`, `drained`, `clear`."""
 
     conn: Connection
     plan: Plan
@@ -122,7 +123,7 @@ class Backlog:
 
     def reveal(self) -> None:
         """The clock starts when the backlog is visible to all."""
-        # To look on as the lanes do keeps our questions cheap.
+        # With the planner settings of the lanes, the bench's own queries stay cheap.
         for name, value in PLANNER.items():
             self.conn.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
         self._swap(REVEAL)
@@ -134,7 +135,7 @@ class Backlog:
 
     def drained(self) -> Drained:
         """The result, once every event is delivered at its first attempt; anything else is no drain."""
-        # Counting reads it all: the settings that keep a lane from sorting would only be in the way.
+        # Counting reads the whole table: the settings that keep a lane from sorting would make it slower.
         self.conn.execute("RESET ALL")
         since = {"since": self._revealed}
         count = _compose(self.table.count, self.table.outbox)
@@ -149,7 +150,7 @@ class Backlog:
         return Drained(self.pending, [seconds for (seconds,) in self.conn.execute(ranked, times)])
 
     def clear(self) -> None:
-        """Leave nothing that the server's own maintenance would look at while others are measured."""
+        """Leave nothing for the server's own maintenance to do while others are measured."""
         self._swap(HIDE)
         self._revealed = None
         if self.finished:
@@ -188,6 +189,11 @@ def create(conn: Connection, table: Table = OPENOUTBOX) -> None:
         conn.execute(table.beside.encode())
     for index in set(table.indexes) - set(table.shape.indexes):
         conn.execute(table.shape.create_index(table.outbox, index).encode())
+
+
+def install_doorbell(conn: Connection, lanes: int) -> None:
+    for statement in doorbell.statements(OUTBOX, lanes):
+        conn.execute(statement.encode())
 
 
 def append(conn: Connection, plan: Plan, events: int) -> None:

@@ -1,13 +1,12 @@
 """The ceiling: claim and settle as a loop in SQL inside the server, one client per lane.
 
-Its claim is a fixed yardstick, the plain statement that anybody would write for a lease on rows: lock the oldest
+Its claim is a fixed yardstick, the plain statement that is usually written for a lease on rows: lock the oldest
 ready events, mark them, return them. So the ceiling does not move when a lane's own statements get better. Those,
-too, run inside the server beside it (`own`), with a low-water mark that rises with every batch. Where a claim is only
-a look, there is nothing to mark, and a lane's own statements are the ceiling. All have the planner settings of a
+too, run inside the server beside it (`own`), with a low-water mark that rises with every batch. Where a claim only
+reads, there is nothing to mark, and a lane's own statements are the ceiling. All have the planner settings of a
 lane's session and its fenced settle, claim and settle each in a transaction of its own; those of a lane's own
 statements do not wait for the disk, as in a lane, and those of the yardstick do.
-What they lack is what a relay must add: rows that travel to a client, Python, a destination, and care about who
-else writes.
+They lack what a relay must add: rows that travel to a client, Python, a destination, and care about other writers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Self
 
 import psycopg
@@ -24,11 +22,8 @@ from psycopg import sql
 from outspark import contracts
 from outspark.config.settings import Lease, SourceSettings
 from outspark.database import slots as slot_statements
-from outspark.database.session import connect
 from outspark.tools.bench.backlog import Connection
-from outspark.tools.bench.clients import Clients
-from outspark.tools.bench.plan import Plan
-from outspark.tools.bench.tables import Table
+from outspark.tools.bench.clients import SqlClients
 
 PROCEDURE = """
 -- Claim and settle until nothing is left; `_` names are the parameters of a lane's statements
@@ -75,38 +70,27 @@ RETURNING e.event_id::text, e.payload, e.created_at"""
 
 CALL = "CALL outspark_ceiling(%s::int[], %s::bigint[], %s, %s)"
 
-_PLACE = re.compile(r"%\((\w+)\)s")
+_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 @dataclass(slots=True)
-class Ceiling(Clients):
-    """As many clients as lanes, each on its own slots."""
+class Ceiling(SqlClients):
+    """Each client drains slots of its own."""
 
-    url: str
-    plan: Plan
-    table: Table
     lease: Lease = "row"
     own: bool = False
-    _clients: list[tuple[Connection, dict[int, int]]] = field(default_factory=list)
+    _epochs: list[dict[int, int]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         with psycopg.connect(self.url, autocommit=True) as conn:
             conn.execute(slot_statements.compose(slot_statements.CREATE, self.table.outbox).encode())
-            conn.execute(self._procedure())
-        for lane in range(self.plan.lanes):
-            client = connect(self.url, f"ceiling {lane}")
-            self._clients.append((client, self._take(client, range(lane, self.plan.slots, self.plan.lanes))))
+        SqlClients.__enter__(self)
+        lanes, slots = self.plan.lanes, self.plan.slots
+        self._epochs = [self._take(conn, range(lane, slots, lanes)) for lane, conn in enumerate(self._conns)]
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.join()
-        for conn, _ in self._clients:
-            conn.close()
-
-    def go(self) -> None:
-        self.start(partial(self._drain, conn, epochs) for conn, epochs in self._clients)
-
-    def _drain(self, conn: Connection, epochs: dict[int, int]) -> None:
+    def _drain(self, lane: int, conn: Connection) -> None:
+        epochs = self._epochs[lane]
         conn.execute(CALL, [list(epochs), list(epochs.values()), str(self.table.outbox), self.plan.batch])
 
     def _take(self, conn: Connection, slots: Iterable[int]) -> dict[int, int]:
@@ -135,5 +119,5 @@ class Ceiling(Clients):
 
 
 def with_variables(statement: str) -> sql.SQL:
-    """`%(slots)s` becomes the variable `_slots`. The text is the contract's own, so it may be taken as SQL."""
-    return sql.SQL(_PLACE.sub(r"_\1", statement))
+    """`%(slots)s` becomes the variable `_slots`. The text is the contract's own, so it is safe as SQL."""
+    return sql.SQL(_PARAMETER.sub(r"_\1", statement))

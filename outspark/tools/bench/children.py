@@ -20,7 +20,7 @@ STOP_TIMEOUT = 40.0
 
 @dataclass(slots=True)
 class Children:
-    """All share one log. `environ` comes on top of ours."""
+    """All share one log. `environ` comes on top of this process's environment."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -31,9 +31,9 @@ class Children:
         return tuple(process.pid for process in self._processes)
 
     def start(self, module: str, order: Mapping[str, Any], *, answers: bool = False) -> subprocess.Popen[str]:
-        """Run a module, with its order as one line of JSON on stdin. `answers`: its stdout is ours to read."""
+        """Run a module, with its order as one line of JSON on stdin. `answers`: the caller reads its stdout."""
         if self._log is None:
-            # It is open for as long as they run, until `close`.
+            # The log is open until `close`.
             self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115
                 "w+", prefix="outspark-bench-", suffix=".log"
             )

@@ -30,7 +30,7 @@ SCENARIOS = {
     "backlog": "the last tenth of a very long backlog beside its first",
     "jeap": "an outbox of jEAP: its ceiling, bare lanes and Spark, and on Kafka beside jEAP's own way to relay",
     "jeap-finished": "an outbox of jEAP with millions of sent messages in it",
-    "inbox-consume": "an inbox that takes in from Kafka, half of it copies, beside plain clients",
+    "inbox-consume": "an inbox that consumes from Kafka, half of it copies, beside plain clients",
     "inbox-handle": "an inbox whose handler inserts one row: its ceiling, bare lanes and Spark",
     "idle": "CPU of a relay that has nothing to do",
     "soak": "memory over minutes of steady load",
@@ -64,12 +64,12 @@ def bench(
     lanes: Annotated[
         int, typer.Option(min=1, max=8, help="Lanes, and clients of the ceiling.")
     ] = _DEFAULTS.lanes,
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Events claimed at once.")] = _DEFAULTS.batch,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Events in one claim.")] = _DEFAULTS.batch,
     rounds: Annotated[
         int,
         typer.Option(
             min=1,
-            help="How often drains that are compared count; medians are taken, and one more goes before.",
+            help="How often drains that are compared count; the result is the median, and one more goes before.",
         ),
     ] = _DEFAULTS.rounds,
     finished: Annotated[
@@ -188,6 +188,6 @@ def _report(results: Results, plot: Path, docs: Path | None) -> None:
 
 
 def _missing(error: ModuleNotFoundError) -> Exception:
-    """A package of an extra that is not installed, or a fault of ours."""
+    """A package of an extra that is not installed, or a fault in Outspark."""
     missing = (error.name or "").partition(".")[0]
     return ExtraMissing("the bench", "bench") if missing in ("psutil", "matplotlib") else error

@@ -1,4 +1,4 @@
-"""Drains: a backlog, revealed to the ceiling, to bare lanes, to the relay on Spark or to what it stands in for, and
+"""Drains: a backlog, revealed to the ceiling, to bare lanes, to lanes on Spark or to jEAP's own way to relay, and
 timed."""
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from outspark.config.settings import Lease
 from outspark.errors import OutsparkError
 from outspark.tools.bench import memory
 from outspark.tools.bench.backlog import EVENT_TYPE, STUCK_TYPE, Backlog, Between, Drained
-from outspark.tools.bench.brokers import Broker, BrokerName
 from outspark.tools.bench.ceiling import Ceiling
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import InboxHosts, RelayHosts
 from outspark.tools.bench.inbox.handling import HandlingCeiling
-from outspark.tools.bench.inbox.hosts import InboxHosts
 from outspark.tools.bench.jeap_serial import Serial
 from outspark.tools.bench.processes import Meter, Usage
 from outspark.tools.bench.servers import Arena
 from outspark.tools.bench.tables import OPENOUTBOX, Table
+from outspark.tools.brokers import Broker, BrokerName
 from outspark.tools.servers.server import HOST, free_port
 
-LOOK = 0.1
+POLL = 0.1
 SLOWEST = 200.0
-"""Events a second below which a drain is taken to be stuck."""
+"""Events a second below which a drain counts as stuck."""
 GROWTH = 3000
 """Bytes that files may grow by while an event is claimed and settled: new versions of its row, index entries, WAL."""
 
-Host = Ceiling | Hosts | Serial | HandlingCeiling | InboxHosts
+Host = Ceiling | RelayHosts | Serial | HandlingCeiling | InboxHosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Sample:
         return None if usage is None or not usage.cpu else usage.cpu / self.drained.events * 1000
 
     def cores_used(self) -> str:
-        """Who took how much of the machine; the rest was idle, or went to whatever else ran."""
+        """How many cores each group of processes used; the rest was idle, or used by other programs."""
         names = {"ours": "lanes", "postgres": "PostgreSQL", "broker": self.broker}
         cores = {names[group]: usage.cpu / self.seconds for group, usage in self.usage.items()}
         cores["rest"] = max((os.cpu_count() or 1) - sum(cores.values()), 0.0)
@@ -89,9 +88,9 @@ class Sample:
 
 @dataclass(slots=True)
 class Stand:
-    """A case with a database of its own and somebody who drains it, up from its first drain to its last.
+    """A case with a database and a host of its own, up from its first drain to its last.
 
-    Between drains the processes are stopped, so that they take nothing from whoever is measured then.
+    Between drains the processes are stopped, so that they do not slow down the stand that is measured then.
     """
 
     arena: Arena
@@ -122,9 +121,9 @@ class Stand:
         self._open.close()
 
     def drain(self) -> Sample:
-        """Everybody waits, warm, on an empty table; then the backlog is there, and the clock starts."""
+        """The host waits, warm, on an empty table; then the backlog is revealed, and the clock starts."""
         host, backlog, broker = self._host, self._backlog, self._broker
-        # Whoever was stopped for a while is late for a hand-over, and makes up for it while the backlog is loaded.
+        # A lane that was stopped is late for its hand-over, and makes up for it while the backlog is loaded.
         host.resume()
         topic = EVENT_TYPE if broker is None else broker.fresh_topic()
         backlog.load(topic)
@@ -162,7 +161,7 @@ class Stand:
         if case.between == "stuck":
             destinations["down"] = down()
             routes.insert(0, {"match": STUCK_TYPE, "destination": "down"})
-        return Hosts(
+        return RelayHosts(
             case.host,
             url,
             plan,
@@ -177,7 +176,7 @@ class Stand:
     def _open_inbox_host(self, url: str) -> Host:
         plan, case = self.arena.plan, self.case
         if case.host == "bare" or case.host == "spark":
-            return InboxHosts(case.host, url, plan, case.table, "handle")
+            return InboxHosts(case.host, url, plan, "handle")
         return HandlingCeiling(url, plan, case.table)
 
     def _await_drained(self) -> None:
@@ -186,15 +185,15 @@ class Stand:
             self._host.check()
             if time.monotonic() >= deadline:
                 raise OutsparkError(f"{self.case.events} events were not drained in time")
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
 
 def drain(arena: Arena, case: Case, profile: Path | None = None) -> Sample:
-    """Just once."""
+    """A single drain."""
     with Stand(arena, case, profile) as stand:
         return stand.drain()
 
 
 def down() -> dict[str, Any]:
-    """A destination where nobody listens."""
+    """A destination that refuses connections."""
     return {"type": "nats", "url": f"nats://{HOST}:{free_port()}"}

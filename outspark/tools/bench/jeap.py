@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
-from outspark.errors import ExtraMissing, ServerStartError
 from outspark.tools.bench.drain import Case
 from outspark.tools.bench.results import Target
 from outspark.tools.bench.run import Run, compare, median_rate
@@ -46,11 +43,8 @@ def measure_jeap_finished(run: Run) -> None:
 
 
 def _measure_kafka(run: Run) -> None:
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(run.arena.broker("kafka"))
-        except (ExtraMissing, ServerStartError) as error:
-            run.leave_out("jeap, Kafka", str(error))
+    with run.broker("kafka", "jeap, Kafka") as broker:
+        if broker is None:
             return
         # Bare lanes go first, because that also warms up the broker for those that count.
         bare, spark = (Case(host, "slot", run.plan.events, "kafka", table=JEAP) for host in ("bare", "spark"))

@@ -1,8 +1,8 @@
-"""jEAP's own way to relay, as a yardstick: one client looks for five messages at a time, sends each by itself, awaits
+"""jEAP's own way to relay, as a yardstick: one client selects five messages at a time, sends each by itself, awaits
 its answer, and marks it in a transaction of its own.
 
 With the same Kafka client as the lanes, and without what else the original does: an object mapper, metrics, and a
-lock, which it takes once a run.
+lock, which the original acquires once a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outspark.tools.bench.clients import Clients
 BATCH = 5
 TIMEOUT = 60.0
 
-LOOK = """
+SCAN = """
 -- The next messages that are ready, in the order of their ids
 SELECT id, topic, "key", message FROM {table}
 WHERE resend OR (
@@ -45,7 +45,7 @@ UPDATE {table} SET sent_scheduled = clock_timestamp(), failed = NULL, resend = f
 
 @dataclass(slots=True)
 class Serial(Clients):
-    """One client alone."""
+    """A single client."""
 
     url: str
     table: TableName
@@ -72,9 +72,9 @@ class Serial(Clients):
 
     def _drain(self, conn: Connection, publisher: Publisher) -> None:
         table = self.table.identifier
-        look = sql.SQL(LOOK).format(table=table, limit=sql.Literal(BATCH))
+        scan = sql.SQL(SCAN).format(table=table, limit=sql.Literal(BATCH))
         mark = sql.SQL(MARK).format(table=table)
-        while not self._ended.is_set() and (rows := conn.execute(look).fetchall()):
+        while not self._ended.is_set() and (rows := conn.execute(scan).fetchall()):
             for id, topic, key, payload in rows:
                 self._send(publisher, Message(str(id), topic, key.decode(), payload, NO_HEADERS))
                 conn.execute(mark, [id])

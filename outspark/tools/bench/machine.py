@@ -1,4 +1,4 @@
-"""The machine a run was made on, as far as it explains the numbers."""
+"""The machine of a run, as far as it explains the numbers."""
 
 from __future__ import annotations
 

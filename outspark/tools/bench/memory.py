@@ -1,4 +1,4 @@
-"""Free memory that is really there, for files that grow during a drain.
+"""Free memory that the machine really has, for files that grow during a drain.
 
 A virtual machine may give what is free back to its host, 2 MiB at a time, and fetch every page again at its next use.
 That made a drain slower the longer it was: the server's writes went to pages that were fetched one by one.
@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 
 PIECE = 2**21
 MOST = 0.4
-"""Of what is available; the file cache has its place beside it."""
+"""Of what is available; the rest is for the file cache."""
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """What a destination that is down costs the others.
 
-The same events go to a destination that is well, with as many others between them, of other keys. Once these are
-delivered already, once their destination is down all the time. The rate is that of the events that can be delivered,
-so lanes pay for all they do about the rest: finding out, stepping over it, and asking whether its destination is back.
+The same events go to a healthy destination, with as many others between them, of other keys. In one case the others
+are delivered already, in the other their destination is down all the time. The rate is that of the events that can be
+delivered, so it includes what lanes do about the rest: finding out, skipping it, and probing whether its destination
+is back.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Plan:
     slots: int = 8
     batch: int = 1000
     rounds: int = 5
-    """Drains that are compared count this often, taking turns; medians are taken."""
+    """How often drains that are compared count, taking turns; the result is the median."""
     shift: float = 10.0
     single_events: int = 5000
     """Events of a drain that publishes one by one: it is slow, and its rate is soon known."""
@@ -39,7 +39,7 @@ class Plan:
         return 10 * self.events
 
     def quick(self) -> Plan:
-        """Everything in seconds, to see that it works; its numbers mean little."""
+        """Everything in seconds, to check that the bench works; the numbers mean little."""
         return replace(
             self,
             events=min(self.events, 20_000),

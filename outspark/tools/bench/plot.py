@@ -76,14 +76,14 @@ def _jeap(axes: Axes, results: Results) -> None:
 def _inbox(axes: Axes, results: Results) -> None:
     rows = [row for row in results.rows if row.scenario in INBOX and row.rate]
     _bars(axes, rows, [f"{row.scenario.removeprefix('inbox-')} {row.host}" for row in rows])
-    axes.set_title("An inbox: taken in, handled, events/s")
+    axes.set_title("An inbox: consumed, handled, events/s")
 
 
 def _bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str]) -> None:
-    """By place, not by label: two rows may be called the same."""
-    places = range(len(rows))
-    axes.barh(places, [row.rate or 0.0 for row in rows], color=[COLOURS[row.host] for row in rows])
-    axes.set_yticks(places, labels)
+    """By position, not by label: two rows may have the same label."""
+    positions = range(len(rows))
+    axes.barh(positions, [row.rate or 0.0 for row in rows], color=[COLOURS[row.host] for row in rows])
+    axes.set_yticks(positions, labels)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()

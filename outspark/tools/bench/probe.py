@@ -23,7 +23,7 @@ def stamp(event: Event) -> Event:
 
 
 def read(path: Path) -> dict[str, int]:
-    """Event id -> when it went out; the first time, should it have gone out twice."""
+    """Event id -> when it went out; the first time, in case the event went out twice."""
     times: dict[str, int] = {}
     for line in path.read_text().splitlines():
         id, nanoseconds = line.split()

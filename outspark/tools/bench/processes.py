@@ -41,7 +41,7 @@ class Meter:
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        self._look()
+        self._sample()
         self._before = {name: dict(seen) for name, seen in self._cpu.items()}
         self._thread.start()
         return self
@@ -49,7 +49,7 @@ class Meter:
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._look()
+        self._sample()
         self.seconds = time.monotonic() - self._started
         for name, seen in self._cpu.items():
             before = self._before[name]
@@ -57,9 +57,9 @@ class Meter:
 
     def _watch(self) -> None:
         while not self._ended.wait(INTERVAL):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         now = time.monotonic() - self._started
         for name, roots in self._roots.items():
             memory = sum(self._read(name, process) for process in _trees(roots))
@@ -77,7 +77,7 @@ class Meter:
 
 
 def suspend(pid: int) -> None:
-    """Stop a process and its children as they are, the parents first, so that none is born unseen."""
+    """Stop a process and its children as they are, parents first, so that no new child is missed."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         process.suspend()

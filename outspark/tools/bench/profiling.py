@@ -1,4 +1,4 @@
-"""Where the CPU time of a lane goes, by package: the limit of a lane that is not waiting for anybody."""
+"""Where the CPU time of a lane goes, by package: the limit of a lane that does not wait for its broker."""
 
 from __future__ import annotations
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from outspark.config.settings import Lease
-from outspark.errors import ExtraMissing, ServerStartError
-from outspark.tools.bench.brokers import Broker, BrokerName
 from outspark.tools.bench.drain import Case, Sample, drain
 from outspark.tools.bench.results import Target
 from outspark.tools.bench.run import Run, compare
+from outspark.tools.brokers import Broker, BrokerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,8 @@ WANTED: dict[BrokerName, Wanted] = {
 
 def measure_broker(run: Run, name: BrokerName) -> None:
     """Bare lanes and Spark by turns, each event in the broker at the end, and where the time goes."""
-    with ExitStack() as stack:
-        try:
-            broker = stack.enter_context(run.arena.broker(name))
-        except (ExtraMissing, ServerStartError) as error:
-            run.leave_out(name, str(error))
+    with run.broker(name, name) as broker:
+        if broker is None:
             return
         # First, because it also warms up the broker for those that count.
         _profile(run, broker)

@@ -44,12 +44,12 @@ TARGET_COLUMNS: dict[str, Callable[[Target], str]] = {
 METHOD = """\
 ## How it is measured
 
-Rows that are compared come from one run, on an embedded PostgreSQL with its own defaults. Whoever drains has a
-database of its own and stays up for all rounds; while others are measured its processes are stopped. For each drain a
+Rows that are compared come from one run, on an embedded PostgreSQL with its own defaults. Each row has a database and
+processes of its own, which stay up for all rounds and are stopped while other rows are measured. For each drain a
 backlog is loaded into a fresh table, followed by a checkpoint, while the lanes wait on an empty outbox and own their
 slots. As much memory as the files will grow by is touched and set free, because a virtual machine may have to fetch
-each page from its host first, and a drain would get slower the longer it takes. Then the loaded table takes the place
-of the empty one, in one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP,
+each page from its host first, and a drain would get slower the longer it takes. Then the loaded table replaces
+the empty one, in one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP,
 `completed_at` in an inbox), both by the database's clock. At the end every event must be delivered at its first
 attempt, or the run fails. In an Open Outbox table each slot has as many keys, so that all lanes work to the end.
 Drains that are compared take turns, the first of each does not count, and a ratio is that of the medians.
@@ -71,21 +71,21 @@ Drains that are compared take turns, the first of each does not count, and a rat
   immediate sending and overdue, each with a trace. Lanes hold the ShedLock row as in production. Its ceiling is the
   loop in SQL with the statements that lanes use there, which commit as a lane does; each row compares with the one on
   its own table.
-- **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client looks for 5 messages, sends
-  each by itself, awaits its answer and marks it in a transaction of its own. It is played in Python, with the same
-  Kafka client; {single_events:,} events.
+- **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client selects 5 messages, sends
+  each by itself, awaits its answer and marks it in a transaction of its own. The bench does this in Python, with the
+  same Kafka client; {single_events:,} events.
 - **finished**, **jeap-finished**: finished rows in the table, which stays the same, so that what was drained joins
   them. Of a jEAP outbox with our optional index; and, once, without it and with {single_events:,} events.
 - **backlog**: ten times as many events. The ceiling has them too: how much of its rate it keeps from the first tenth to
   the last says what the server and the machine make of a long load.
 - **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
   destination refuses connections. The rate is that of those that can be delivered.
-- **inbox-consume**: a topic with 4 partitions, in which each message stands twice, the copy some batches after the
-  first. It is written in a transaction, which shows all of it in one instant; the time runs from there until the
+- **inbox-consume**: a topic with 4 partitions, that holds each message twice, the copy some batches after the
+  first. It is written in a transaction, which reveals all of it in one instant; the time runs from there until the
   offsets of the group stand at the end, and then the inbox must hold each message once. The ceiling is the INSERT with
   ON CONFLICT DO NOTHING, in batches as large, each with a commit that waits for the disk, by one plain process per
-  lane, with the parameters for its share of the messages ready in memory. Lanes
-  [do it for less](inbox/feeds.md): they look up first what is there already, and in a flood one commit in four waits.
+  lane, with the parameters for its part of the messages ready in memory. Lanes [do it for less](inbox/feeds.md): they
+  first look up which messages are stored already, and in a flood one commit in four waits.
 - **inbox-handle**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
   50 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
   worker's claim, one INSERT for each event, and its completion, in transactions as large. In the end every event is
@@ -95,8 +95,8 @@ Drains that are compared take turns, the first of each does not count, and a rat
 - **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.
 - **soak**: {soak_rate:,.0f} events a second, memory read every second; growth is the rise of a line fitted to all but
   the first {warm_up:.0%} of the time.
-- **CPU** is user and system time of the processes and all their children; "ours" are Python and the JVM. Memory is
-  their resident size added up, so that pages they share count several times.
+- **CPU** is user and system time of the processes and all their children; "ours" are those of Outspark, in Python and
+  the JVM. Memory is their resident size added up, so that shared pages count several times.
 """
 
 

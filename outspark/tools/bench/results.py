@@ -1,4 +1,4 @@
-"""What a run found out: rows that were measured, targets and whether they were reached. Plain JSON both ways."""
+"""The results of a run: rows that were measured, targets, and whether these were reached. Written and read as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 WARM_UP = 0.3
-"""Share of a soak that is left out: a JVM takes its heap step by step at first."""
+"""Share of a soak that is left out: a JVM grows its heap step by step at first."""
 
 
 @dataclass(slots=True)

@@ -1,26 +1,28 @@
-"""One run of the bench: its server, its results so far, and what it says while it works."""
+"""One run of the bench: its server, its results so far, and what the bench prints while it works."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol, TypeVar
 
 from rich.progress import Progress, TaskID
 
+from outspark.errors import ExtraMissing, ServerStartError
 from outspark.tools.bench.drain import Case, Sample, Stand
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.results import Results, Row, Target
 from outspark.tools.bench.servers import Arena
 from outspark.tools.bench.tables import Table
+from outspark.tools.brokers import Broker, BrokerName
 
 C = TypeVar("C", bound=Hashable)
 
 
 class Drains(Protocol):
-    """A stand: it can be drained again and again."""
+    """A stand, which can be drained again and again."""
 
     def drain(self) -> Sample: ...
 
@@ -58,9 +60,9 @@ class Run:
         stands: Mapping[C, AbstractContextManager[Drains]],
         rounds: int | None = None,
     ) -> dict[C, list[Sample]]:
-        """Drain every case once a round, taking turns: what the machine does meanwhile hits all alike.
+        """Drain every case once a round, taking turns: what else the machine does affects all of them alike.
 
-        Before the first round each has a drain that does not count: a JVM that has just started is busy with itself.
+        Before the first round each has a drain that does not count, because a JVM that has just started is slow.
         """
         rounds = rounds or self.plan.rounds
         self.begin(scenario, (1 + rounds) * len(stands))
@@ -73,7 +75,7 @@ class Run:
                     if number:
                         samples[case].append(sample)
                     says = f"{scenario}: {case}: {sample.drained.rate:,.0f} events/s"
-                    self.step(says if number else f"{says} (to get warm)")
+                    self.step(says if number else f"{says} (warm-up)")
         return samples
 
     def add(self, row: Row) -> None:
@@ -91,18 +93,29 @@ class Run:
         self.results.left_out[scenario] = line
         self.progress.console.print(f"{scenario}: left out: {line}", highlight=False, soft_wrap=True)
 
+    @contextmanager
+    def broker(self, name: BrokerName, scenario: str) -> Iterator[Broker | None]:
+        """None, and a note that the scenario is left out, where this machine cannot run the broker."""
+        with ExitStack() as stack:
+            broker: Broker | None = None
+            try:
+                broker = stack.enter_context(self.arena.broker(name))
+            except (ExtraMissing, ServerStartError) as error:
+                self.leave_out(scenario, str(error))
+            yield broker
+
     def want(self, target: Target) -> None:
         self.results.targets.append(target)
-        verdict = "reached" if target.passed else "missed"
+        result = "reached" if target.passed else "missed"
         self.progress.console.print(
-            f"{target.name}: {target.reached:.3g} {target.unit} ({target.sense} {target.wanted:g}: {verdict})",
+            f"{target.name}: {target.reached:.3g} {target.unit} ({target.sense} {target.wanted:g}: {result})",
             highlight=False,
             soft_wrap=True,
         )
 
 
 def compare(samples: Mapping[C, list[Sample]], one: C, other: C) -> float:
-    """How the median rate of one stands to that of the other."""
+    """The ratio of their median rates."""
     return median_rate(samples[one]) / median_rate(samples[other])
 
 

@@ -1,4 +1,4 @@
-"""The servers of a run: a PostgreSQL with a database for everybody that is measured, and brokers."""
+"""The servers of a run: a PostgreSQL with a database for each stand, and brokers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 
 from outspark.tools.bench import backlog
-from outspark.tools.bench.brokers import Broker, BrokerName, open_broker
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.tables import OPENOUTBOX, Table
+from outspark.tools.brokers import Broker, BrokerName, open_broker
 from outspark.tools.servers.postgres import Postgres
 
 CREATE = "CREATE DATABASE {name}"
@@ -34,7 +34,7 @@ SHOWN = (
 
 @dataclass(slots=True)
 class Arena:
-    """A PostgreSQL with its own defaults: it is not tuned for the bench in any way."""
+    """A PostgreSQL with its own defaults, not tuned for the bench in any way."""
 
     plan: Plan
     server: Postgres = field(default_factory=Postgres)
@@ -49,8 +49,8 @@ class Arena:
         self.server.close()
 
     @contextmanager
-    def database(self, table: Table = OPENOUTBOX) -> Iterator[str]:
-        """The URL of a database with an empty outbox."""
+    def database(self, table: Table = OPENOUTBOX, *, doorbell: bool = False) -> Iterator[str]:
+        """The URL of a database with an empty outbox or inbox."""
         self._databases += 1
         name = f"bench_{self._databases}"
         self._admin(CREATE, name=name)
@@ -58,17 +58,19 @@ class Arena:
             url = self.server.url(name)
             with psycopg.connect(url, autocommit=True) as conn:
                 backlog.create(conn, table)
+                if doorbell:
+                    backlog.install_doorbell(conn, self.plan.lanes)
             yield url
         finally:
             self._admin(DROP, name=name)
 
     @contextmanager
     def broker(self, name: BrokerName) -> Iterator[Broker]:
-        """The broker, running; inside of another `with` for it, the same one."""
+        """The running broker; inside another `with` for the same name, the same one."""
         if name in self._brokers:
             yield self._brokers[name]
             return
-        with open_broker(name) as broker:
+        with open_broker(name, tool="the bench", extra=name) as broker:
             self._brokers[name] = broker
             try:
                 yield broker

@@ -1,4 +1,4 @@
-"""What the relay on Spark costs when nothing happens, and whether its memory stays where it is."""
+"""What the relay on Spark costs when nothing happens, and whether its memory stays constant."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import fmean, linear_regression
 import psycopg
 
 from outspark.tools.bench import backlog
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import RelayHosts
 from outspark.tools.bench.processes import Meter, Usage
 from outspark.tools.bench.results import WARM_UP, Row, Target
 from outspark.tools.bench.run import Run
-from outspark.tools.bench.trickle import POLL_INTERVAL, install_doorbell
+from outspark.tools.bench.trickle import POLL_INTERVAL
 
 FEED = 0.2
 
@@ -23,14 +23,13 @@ def measure_idle(run: Run) -> None:
     run.begin("idle", 2)
     for bell in (False, True):
         waker = "doorbell" if bell else "polling"
-        with run.arena.database() as url:
-            if bell:
-                with psycopg.connect(url, autocommit=True) as conn:
-                    install_doorbell(conn, run.plan.lanes)
-            with Hosts("spark", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
-                with Meter({"ours": lanes.pids}) as meter:
-                    time.sleep(run.plan.idle_seconds)
-                lanes.check()
+        with (
+            run.arena.database(doorbell=bell) as url,
+            RelayHosts("spark", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes,
+        ):
+            with Meter({"ours": lanes.pids}) as meter:
+                time.sleep(run.plan.idle_seconds)
+            lanes.check()
         cores = meter.usage["ours"].cpu / meter.seconds / run.plan.lanes
         note = f"idle, {waker}: {cores:.3f} cores per lane"
         run.add(Row("idle", "spark", "row", "null", memory=meter.usage["ours"].peak, note=note))
@@ -39,12 +38,15 @@ def measure_idle(run: Run) -> None:
 
 
 def measure_soak(run: Run) -> None:
-    """Minutes of steady load, memory looked at every second."""
+    """Minutes of steady load, with memory measured every second."""
     seconds = run.plan.soak_minutes * 60
     run.begin("soak", 1)
     if not seconds:
         return
-    with run.arena.database() as url, Hosts("spark", url, run.plan, poll_interval=POLL_INTERVAL) as lanes:
+    with (
+        run.arena.database() as url,
+        RelayHosts("spark", url, run.plan, poll_interval=POLL_INTERVAL) as lanes,
+    ):
         with Meter({"ours": lanes.pids, "postgres": [run.arena.server.pid]}) as meter:
             fed = _feed(run, url, lanes, seconds)
         handovers = lanes.handovers()
@@ -60,7 +62,7 @@ def measure_soak(run: Run) -> None:
     run.want(Target(f"growth of memory in {run.plan.soak_minutes:g} minutes of load", "≤", 0.05, growth))
 
 
-def _feed(run: Run, url: str, lanes: Hosts, seconds: float) -> int:
+def _feed(run: Run, url: str, lanes: RelayHosts, seconds: float) -> int:
     """Events enqueued, a handful at a time, as many as the rate allows for the time that has passed."""
     started, fed, pause = time.monotonic(), 0, threading.Event()
     with psycopg.connect(url, autocommit=True) as conn:

@@ -55,7 +55,7 @@ def measure_finished(run: Run) -> None:
 
 
 def measure_backlog(run: Run) -> None:
-    """The last events of a huge backlog go as fast as the first; beside it, what the server alone keeps of its rate."""
+    """The last events of a huge backlog go as fast as the first; beside it, how the server alone keeps its rate."""
     ceiling = Case("ceiling", "row", run.plan.huge_events)
     lanes = [Case("spark", lease, run.plan.huge_events) for lease in LEASES]
     samples = run.rounds("backlog", [ceiling, *lanes])
@@ -65,11 +65,11 @@ def measure_backlog(run: Run) -> None:
         kept = first / median(sample.drained.last_tenth for sample in drains)
         note = f"the last tenth at {kept:.3g} × the rate of the first"
         run.add(row("backlog", case.host, case.lease, case.to, drains, most, note))
-        who = "the ceiling" if case is ceiling else f"lease {case.lease}"
-        run.results.curves[f"backlog {who}"] = drains[-1].drained.curve
+        name = "the ceiling" if case is ceiling else f"lease {case.lease}"
+        run.results.curves[f"backlog {name}"] = drains[-1].drained.curve
         if case in lanes:
-            name = f"{who}, last tenth of {case.events:,} events, of the rate of the first"
-            run.want(Target(name, "≥", 0.9, kept, "×"))
+            target = f"{name}, last tenth of {case.events:,} events, of the rate of the first"
+            run.want(Target(target, "≥", 0.9, kept, "×"))
 
 
 def _want_cpu(run: Run, case: Case, samples: list[Sample]) -> None:

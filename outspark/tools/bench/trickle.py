@@ -2,7 +2,7 @@
 
 Commit is when the writer's COMMIT has returned, publish is when the lane hands the event to its destination; both
 are read from the clock that all processes of the machine share. Events come at random, at 50 a second on average:
-at a fixed beat they would fall into step with a lane that polls.
+at a fixed interval they would fall into step with a lane that polls.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from statistics import quantiles
 
 import psycopg
 
-from outspark.database import doorbell
 from outspark.errors import OutsparkError
 from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.tools.bench import probe
 from outspark.tools.bench.backlog import EVENT_TYPE, OUTBOX, Backlog, Connection
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import RelayHosts
 from outspark.tools.bench.results import Row, Target
 from outspark.tools.bench.run import Run
 
-# Those of the product: a lane that has just worked looks every 20 ms, and less often only after a second of nothing.
+# The default of the product: a lane that has just worked polls every 20 ms, and less often after a second without work.
 POLL_INTERVAL = "500ms"
 WANTED = {"polling": (12.0, 25.0), "doorbell": (1.5, 4.0)}
 SEED = 50
@@ -39,17 +38,19 @@ def measure_trickle(run: Run) -> None:
 
 
 def _trickle(run: Run, waker: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="outspark-bench-") as folder, run.arena.database() as url:
+    bell = waker == "doorbell"
+    with (
+        tempfile.TemporaryDirectory(prefix="outspark-bench-") as folder,
+        run.arena.database(doorbell=bell) as url,
+    ):
         stamps = Path(folder) / "stamps"
         with psycopg.connect(url, autocommit=True) as conn:
-            if waker == "doorbell":
-                install_doorbell(conn, run.plan.lanes)
-            with Hosts(
+            with RelayHosts(
                 "spark",
                 url,
                 run.plan,
                 poll_interval=POLL_INTERVAL,
-                doorbell=waker == "doorbell",
+                doorbell=bell,
                 transform=probe.HOOK,
                 environ={probe.VARIABLE: str(stamps)},
             ) as lanes:
@@ -70,11 +71,6 @@ def _record(run: Run, waker: str, latencies: list[float], p50: float, p99: float
     run.step(f"trickle: {waker}: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {handovers} hand-overs")
     for name, wanted, reached in zip(("p50", "p99"), WANTED[waker], (p50, p99), strict=True):
         run.want(Target(f"commit to publish, {waker}, {name}", "≤", wanted, reached, "ms"))
-
-
-def install_doorbell(conn: Connection, lanes: int) -> None:
-    for statement in doorbell.statements(OUTBOX, lanes):
-        conn.execute(statement.encode())
 
 
 def _write(conn: Connection, run: Run) -> dict[str, int]:

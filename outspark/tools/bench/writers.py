@@ -1,7 +1,7 @@
-"""Single-row writers, each on a connection of its own: what the doorbell leaves them of their rate.
+"""Single-row writers, each on a connection of its own: how much of their rate the doorbell leaves them.
 
-`pgbench` plays them, so that little of what is measured is the client. In both halves lanes are at work, polling
-or under the doorbell.
+The writers are clients of `pgbench`, so that little of what is measured is the client. In both halves lanes work
+beside them, polling or with the doorbell.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-import psycopg
-
 from outspark.errors import OutsparkError
 from outspark.tools.bench.backlog import EVENT_TYPE, OUTBOX
-from outspark.tools.bench.hosts import Hosts
+from outspark.tools.bench.hosts import RelayHosts
 from outspark.tools.bench.results import Row, Target
 from outspark.tools.bench.run import Run
-from outspark.tools.bench.trickle import POLL_INTERVAL, install_doorbell
+from outspark.tools.bench.trickle import POLL_INTERVAL
 from outspark.tools.servers import pginstall
 
 # A script for pgbench, which puts its own variables in; no value comes from outside.
@@ -37,7 +35,7 @@ def measure_writers(run: Run) -> None:
     rates: dict[bool, list[float]] = {False: [], True: []}
     run.begin("writers", 2 * run.plan.writer_rounds)
     for number in range(run.plan.writer_rounds):
-        # Who goes first changes with the round.
+        # Each round begins with the other half.
         for bell in (bool(number % 2), not number % 2):
             rates[bell].append(_measure(run, bell))
             waker = "doorbell" if bell else "polling"
@@ -53,11 +51,8 @@ def measure_writers(run: Run) -> None:
 
 
 def _measure(run: Run, bell: bool) -> float:
-    with run.arena.database() as url:
-        if bell:
-            with psycopg.connect(url, autocommit=True) as conn:
-                install_doorbell(conn, run.plan.lanes)
-        with Hosts("bare", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
+    with run.arena.database(doorbell=bell) as url:
+        with RelayHosts("bare", url, run.plan, poll_interval=POLL_INTERVAL, doorbell=bell) as lanes:
             rate = _write(run, url)
             lanes.check()
             return rate

@@ -1,4 +1,4 @@
-"""A relay or an inbox as anybody would run it: `outspark …` in a process of its own, with a file and a log."""
+"""A relay or an inbox as a user would run it: `outspark …` in a process of its own, with a settings file and a log."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from outspark.tools.brokers import Broker
 from outspark.tools.servers.process import GuardedProcess
 from outspark.tools.servers.server import HOST, free_port
 
@@ -23,7 +24,10 @@ RELAY = """\
 url = "{database}"
 slots = {slots}
 
-{broker}"""
+[destinations.{broker.name}]
+type = "{broker.name}"
+url = "{broker.url}"
+{routing}"""
 
 INBOX = """\
 [inboxes.{name}]
@@ -33,7 +37,10 @@ group = "{name}"
 app = "{app}"
 
 [inboxes.{name}.feed]
-{feed}
+type = "{broker.name}"
+url = "{broker.url}"
+topics = ["{topic}"]
+
 [inboxes.{name}.work]
 poll_interval = "50ms"
 unhandled = "skip"
@@ -61,9 +68,9 @@ _TAIL = 15
 class Application:
     """Runs from construction to `stop`. Its folder holds the settings, the log and all that Spark leaves behind."""
 
-    def __init__(self, what: str, command: Sequence[str], settings: str) -> None:
-        """`what` is how people call it; `settings` are those that no other application has."""
-        self.what = what
+    def __init__(self, kind: str, command: Sequence[str], settings: str) -> None:
+        """`kind` is `relay` or `inbox`; `settings` are those that the other does not have."""
+        self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="outspark-demo-"))
         self.config = self.folder / "outspark.toml"
         self.log = self.folder / "server.log"
@@ -85,11 +92,11 @@ class Application:
 
     @property
     def failed(self) -> bool:
-        """It ended, and nobody had told it to."""
+        """The application ended without `stop`."""
         return not self._stopped and not self._process.running
 
     def ready(self) -> bool:
-        """True once database and broker answer it."""
+        """True once database and broker are reachable for it."""
         try:
             with urlopen(f"{self.url}/readyz", timeout=_ANSWER_TIMEOUT) as answer:
                 return bool(answer.status == 200)
@@ -102,18 +109,18 @@ class Application:
 
     def save_log(self) -> Path:
         """A copy of the log that outlives the demo."""
-        handle, name = tempfile.mkstemp(prefix=f"outspark-demo-{self.what}-", suffix=".log")
+        handle, name = tempfile.mkstemp(prefix=f"outspark-demo-{self.kind}-", suffix=".log")
         os.close(handle)
         shutil.copy(self.log, name)
         return Path(name)
 
     def stop(self, timeout: float) -> None:
-        """In good order; by force, with all that it started, when that takes too long. Harmless when stopped."""
+        """By SIGTERM, and after `timeout` by SIGKILL, with all that the application started. Harmless when stopped."""
         if self._stopped:
             return
         self._stopped = True
         self._process.stop(timeout=timeout)
-        # Whatever it left in its process group must not write into the folder that has to go.
+        # What is left of its process group must not write into the folder while that is removed.
         deadline = time.monotonic() + _GROUP_TIMEOUT
         with contextlib.suppress(ProcessLookupError):
             while time.monotonic() < deadline:
@@ -125,19 +132,18 @@ class Application:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def start_relay(*, database: str, broker: str) -> Application:
-    """`broker` is the part of the settings that says where events go."""
-    return Application("relay", ["relay"], RELAY.format(database=database, slots=SLOTS, broker=broker))
+def start_relay(database: str, broker: Broker, topic: str) -> Application:
+    settings = RELAY.format(database=database, slots=SLOTS, broker=broker, routing=broker.routing(topic))
+    return Application("relay", ["relay"], settings)
 
 
-def start_inbox(*, database: str, name: str, table: str, app: str, feed: str) -> Application:
-    """`feed` is the part of the settings that says where messages come from."""
-    settings = INBOX.format(database=database, name=name, table=table, app=app, feed=feed)
+def start_inbox(database: str, broker: Broker, topic: str, *, name: str, table: str, app: str) -> Application:
+    settings = INBOX.format(database=database, broker=broker, topic=topic, name=name, table=table, app=app)
     return Application("inbox", ["inbox", "run"], settings)
 
 
 def _environment(folder: Path) -> list[str]:
-    """A command before the command: our settings only from our file, and temporary files only in our folder."""
-    ours = [name for name in os.environ if name.upper().startswith("OUTSPARK_")]
-    unset = [flag for name in ours for flag in ("-u", name)]
+    """A command before the command: settings come only from the file, and temporary files go only to the folder."""
+    set_here = [name for name in os.environ if name.upper().startswith("OUTSPARK_")]
+    unset = [flag for name in set_here for flag in ("-u", name)]
     return ["env", *unset, f"TMPDIR={folder}", f"SPARK_LOCAL_DIRS={folder}", "PYTHONUNBUFFERED=1"]

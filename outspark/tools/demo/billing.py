@@ -38,7 +38,7 @@ class Bills:
 
     @property
     def all_once(self) -> bool:
-        """False too when nothing was ordered: that would prove nothing."""
+        """False as well when nothing was ordered, which would prove nothing."""
         return 0 < self.orders == self.billed_once
 
 
@@ -59,10 +59,10 @@ INBOX = "billing.inbox_events"
 
 CREATE = (
     """\
--- All that belongs to the billing service
+-- The schema of the billing service
 CREATE SCHEMA billing""",
     """\
--- A bill. Nothing here keeps an order from being billed twice: that is left to the inbox
+-- A bill. No constraint keeps an order from being billed twice: that is the inbox's task
 CREATE TABLE billing.bills (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     order_number bigint NOT NULL,

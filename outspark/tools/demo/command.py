@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outspark.errors import ExtraMissing, OutsparkError, ServerStartError, SettingsError
-from outspark.tools.demo.brokers import NAMES, Broker, Name, open_broker
+from outspark.tools.brokers import NAMES, Broker, BrokerName, open_broker
 from outspark.tools.demo.signals import Interrupted, Interruptions
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ INTRODUCTION = """
  A relay on Spark delivers the events to {broker}, where a consumer counts them.
 """
 BILLING = """\
- A billing service takes them into its inbox, also on Spark, and writes a bill for each order.
+ A billing service consumes them through its inbox, also on Spark, and writes a bill for each order.
 """
 EPILOG = (
     "Exit codes: **0** the proof holds, **1** it does not, or an application failed, **2** a flag is wrong, or a "
@@ -65,11 +65,11 @@ def demo(
     ] = False,
 ) -> int:
     """See it work: a little shop writes orders and events, a relay on Spark delivers them to a broker, a consumer
-    counts, an inbox on Spark takes them in, and its handler bills each order. On the way a lane of the relay and one
-    of the inbox are killed. In the end all sides are compared: event by event, and every order beside its bills.
+    counts, an inbox on Spark consumes them too, and its handler bills each order. On the way a lane of the relay and
+    one of the inbox are killed. In the end all sides are compared: event by event, and every order beside its bills.
 
     PostgreSQL, the broker and Spark are started for it and are gone afterwards. The story is the same on each broker,
-    but for the inbox, which takes messages in from NATS and Kafka:
+    but for the inbox, which consumes from NATS and Kafka:
 
     - **nats** comes with `outspark[all]`. JetStream knows the ids of events, so it drops what is sent twice.
     - **kafka** needs Maven, which fetches the server once. A consumer group reads one topic.
@@ -93,13 +93,13 @@ def demo(
     try:
         with Interruptions() as interruptions:
             plan = Plan(seconds=seconds, rate=rate, kill=kill, keep=keep)
-            return _run(plan, open_broker(name), interruptions, as_json=json)
+            return _run(plan, open_broker(name, tool="the demo", extra="all"), interruptions, as_json=json)
     except Interrupted as interrupted:
         typer.echo("interrupted; everything is stopped and removed", err=True)
         return 128 + interrupted.number
 
 
-def _known(broker: str) -> Name:
+def _known(broker: str) -> BrokerName:
     for name in NAMES:
         if name == broker:
             return name
@@ -116,7 +116,7 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
     from outspark.tools.demo.setup import Setup
 
     console = Console(stderr=True)
-    console.print(INTRODUCTION.format(broker=broker.name) + BILLING * broker.has_feed, highlight=False)
+    console.print(INTRODUCTION.format(broker=broker.title) + BILLING * broker.has_feed, highlight=False)
     _find_server(broker, console)
     screen = open_screen(console)
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
             raise OutsparkError(f"{error}; its log is {log} and ends with:\n{culprit.tail()}") from error
         summary.show(report, as_json=as_json)
         for one in setup.applications if not report.holds else ():
-            typer.echo(f"the {one.what}'s log is {one.save_log()}", err=True)
+            typer.echo(f"the {one.kind}'s log is {one.save_log()}", err=True)
         if plan.keep:
             typer.echo(summary.addresses(setup), err=True)
             with suppress(Interrupted):
@@ -141,9 +141,9 @@ def _run(plan: Plan, broker: Broker, interruptions: Interruptions, *, as_json: b
 
 
 def _find_server(broker: Broker, console: Console) -> None:
-    """Before anything starts, and where a signal is heard: the first time, there may be much to fetch."""
+    """Before anything starts, and while a signal can interrupt: the first time, there may be much to fetch."""
     try:
-        with console.status(f"finding a {broker.name} server, or fetching one"):
+        with console.status(f"finding a {broker.title} server, or fetching one"):
             broker.find_server()
     except ServerStartError as error:
-        raise SettingsError(f"the demo cannot play on {broker.name} here: {error}") from error
+        raise SettingsError(f"the demo cannot run on {broker.title} here: {error}") from error

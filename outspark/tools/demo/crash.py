@@ -21,19 +21,19 @@ _POLL = 0.02
 
 
 class Crash:
-    """Works in a thread of its own. `news` are milestones, to be told by the main thread."""
+    """Works in a thread of its own. `news` are milestones for the main thread to show."""
 
     def __init__(
-        self, whose: str, victims: Callable[[], AbstractContextManager[Mortal]], after: float
+        self, kind: str, victims: Callable[[], AbstractContextManager[Killable]], after: float
     ) -> None:
-        """`whose` lanes they are, as people call it; `after` so many seconds."""
-        self._whose, self._victims, self._after = whose, victims, after
+        """`kind` is `relay` or `inbox`; the kill comes `after` so many seconds."""
+        self._kind, self._victims, self._after = kind, victims, after
         self._error: Exception | None = None
         self._incident: Incident | None = None
         self.news: SimpleQueue[tuple[str, bool]] = SimpleQueue()
         self.down: Kill | None = None
-        """While nobody hosts the killed lane."""
-        self._thread = threading.Thread(target=self._run, name=f"demo-crash-{whose}", daemon=True)
+        """Until another process hosts the killed lane."""
+        self._thread = threading.Thread(target=self._run, name=f"demo-crash-{kind}", daemon=True)
         self._thread.start()
 
     @property
@@ -60,7 +60,7 @@ class Crash:
         self.down = kill
         where = "in the middle of a batch" if kill.mid_batch else "between two batches"
         self.news.put(
-            (f"SIGKILL to worker {kill.pid}, which hosted {kill.lane} of the {self._whose}, {where}", True)
+            (f"SIGKILL to worker {kill.pid}, which hosted {kill.lane} of the {self._kind}, {where}", True)
         )
         while (pid := kill.back()) is None:
             if time.monotonic() > kill.at + _BACK_WITHIN:
@@ -69,7 +69,7 @@ class Crash:
         seconds = time.monotonic() - kill.at
         self.down = None
         self.news.put(
-            (f"{kill.lane} of the {self._whose} works again in worker {pid}, {seconds:.1f} s later", False)
+            (f"{kill.lane} of the {self._kind} works again in worker {pid}, {seconds:.1f} s later", False)
         )
         return Incident(kill.lane, kill.pid, kill.mid_batch, round(seconds, 2))
 
@@ -81,18 +81,18 @@ _TRIES = 200
 @dataclass(frozen=True, slots=True)
 class Kill:
     lane: str
-    """As people call it: `lane 1`."""
+    """Its name for people: `lane 1`."""
     pid: int
     mid_batch: bool
     """The lane had claimed events and not settled them."""
     at: float
     """By `time.monotonic`."""
     back: Callable[[], int | None]
-    """The process that hosts the lane now; None until there is one, and nothing lies where the dead one left it."""
+    """The process that hosts the lane now; None until there is one, and nothing of the killed one is left."""
 
 
-class Mortal(Protocol):
-    """Somebody whose lanes can be killed."""
+class Killable(Protocol):
+    """Lanes that can be killed."""
 
     def kill(self) -> Kill | None:
         """SIGKILL to a process that hosts a lane, in the middle of a batch; None when there was no lane."""

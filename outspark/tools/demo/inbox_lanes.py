@@ -1,4 +1,4 @@
-"""Who hosts which lane of the inbox, by the sessions that these have at the database, and the kill of one of them."""
+"""Which process hosts which lane of the inbox, by the lanes' database sessions, and the kill of one of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outspark.tools.demo.crash import PAUSE, Kill, catch, stopped
 
 Task = Literal["consume", "handle"]
 
-# A lane's session is named after it. One that handles events also shows by a lock that it lives, and has that lock's
+# A lane's session is named after it. A handling lane also holds a lock while it is alive, and has that lock's
 # number in its claims.
 SESSIONS = """\
 -- Sessions of an inbox's lanes, the latest to come first
@@ -49,7 +49,7 @@ class Worker:
     number: int
     pid: int
     instance: str | None
-    """Names it in its claims; None while it makes none."""
+    """Identifies it in its claims; None before it may claim."""
 
     @property
     def lane(self) -> str:
@@ -58,7 +58,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Looks through a connection of its own; not to be shared between threads. `application` is the inbox's process."""
+    """Uses a connection of its own; not to be shared between threads. `application` is the inbox's process."""
 
     conn: psycopg.Connection
     table: TableName
@@ -70,14 +70,14 @@ class Workers:
 
     @property
     def names(self) -> dict[str, tuple[Task, int]]:
-        """How sessions are called, for each lane."""
-        takes: dict[str, tuple[Task, int]] = {
+        """The name of each lane's session."""
+        consuming: dict[str, tuple[Task, int]] = {
             f"outspark {ID}-{self.group}-{number}": ("consume", number) for number in range(LANES)
         }
-        works: dict[str, tuple[Task, int]] = {
+        handling: dict[str, tuple[Task, int]] = {
             f"outspark inbox {ID}-{self.group}-{number}": ("handle", number) for number in range(LANES)
         }
-        return takes | works
+        return consuming | handling
 
     def hosts(self) -> list[Worker]:
         names = self.names
@@ -91,7 +91,7 @@ class Workers:
         ]
 
     def all_here(self) -> bool:
-        """Is every lane at work? A worker may claim once it has shown that it lives."""
+        """Whether every lane works. A worker may claim once it holds its lock."""
         here = {
             (host.task, host.number)
             for host in self.hosts()
@@ -103,7 +103,7 @@ class Workers:
         return billing.count(self.conn)
 
     def kill(self) -> Kill | None:
-        """It hits a lane that handles events, the one that came last, so that its relief is not waiting already."""
+        """Kills the handling lane that started last, so that its relief is not waiting already."""
         return catch(self._try_kill)
 
     def _try_kill(self, idle_too: bool) -> Kill | None:
@@ -121,9 +121,9 @@ class Workers:
         return None
 
     def _back(self, victim: Worker, known: frozenset[str | None]) -> int | None:
-        """Somebody new hosts the lane, and what the dead one had claimed was given back.
+        """A new process hosts the lane, and the claims of the killed one were released.
 
-        Not the shift before the dead one, which may not have gone yet.
+        The shift before the killed one may not have ended yet; it does not count.
         """
         hosts = (
             host.pid
@@ -134,7 +134,7 @@ class Workers:
         return None if pid is None or self._held(victim.instance or "") else pid
 
     def _holds_claims(self, instance: str) -> bool:
-        """At the second look what the server was doing for the stopped process is done."""
+        """By the second scan the server has finished what it was doing for the stopped process."""
         if not self._held(instance):
             return False
         time.sleep(PAUSE)

@@ -1,4 +1,4 @@
-"""The verdict of the demo: what the shop committed and rolled back, against what arrived. No I/O here."""
+"""The proof of the demo: what the shop committed and rolled back, against what arrived. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One event on either side; `number` is its place among the events of its key."""
+    """One event on either side; `number` is its position among the events of its key."""
 
     id: str
     key: str
@@ -29,23 +29,23 @@ class Proof:
     undone: tuple[str, ...]
     """Rolled back, and arrived all the same."""
     unknown: tuple[str, ...]
-    """Arrived, and nobody wrote it."""
+    """Arrived, but the shop did not write it."""
     altered: tuple[Fact, ...]
     """Arrived with another key or number than it was committed with."""
     overtaken: tuple[tuple[Fact, Fact], ...]
     """A later event of a key, and the earlier one that arrived after it."""
     twice: tuple[str, ...]
-    """Arrived more than once, which at-least-once delivery allows: told, but no fault."""
+    """Arrived more than once, which at-least-once delivery allows: reported, but no fault."""
 
     @property
     def holds(self) -> bool:
-        """False too when nothing was written: that would prove nothing."""
+        """False as well when nothing was written, which would prove nothing."""
         faults = (self.lost, self.undone, self.unknown, self.altered, self.overtaken)
         return self.committed > 0 and not any(faults)
 
 
 def prove(committed: Iterable[Fact], rolled_back: Iterable[str], arrivals: Iterable[Fact]) -> Proof:
-    """`arrivals` in the order in which the consumer took them; the first arrival of an event counts for order."""
+    """`arrivals` in the order of arrival at the consumer; the first arrival of an event counts for order."""
     written = {fact.id: fact for fact in committed}
     undone = frozenset(rolled_back)
     came = list(arrivals)

@@ -1,4 +1,4 @@
-"""Who hosts which lane of the relay, by its own `outspark_slots`, and the kill of one of them."""
+"""Which process hosts which lane of the relay, by the relay's `outspark_slots`, and the kill of one of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from outspark.maintenance.operations import Maintenance
 from outspark.tools.demo.crash import PAUSE, Kill, catch, stopped
 
 OWNERS = """\
--- Who works on which slot now, the latest to come first
+-- The current owner of each slot, the latest to come first
 SELECT slot, owner FROM {slots_table} WHERE source = %(source)s AND NOT clean ORDER BY since DESC"""
 
-_LOOKS = 4
+_SCANS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Looks through a connection of its own; not to be shared between threads."""
+    """Uses a connection of its own; not to be shared between threads."""
 
     conn: psycopg.Connection
     table: TableName
@@ -50,7 +50,7 @@ class Lanes:
         return [Slot(number, owner) for number, owner in owners if owner is not None]
 
     def kill(self) -> Kill | None:
-        """It hits the lane that took over last, so that its relief is not waiting already."""
+        """Kills the lane that took over last, so that its relief is not waiting already."""
         return catch(self._try_kill)
 
     def _try_kill(self, idle_too: bool) -> Kill | None:
@@ -59,7 +59,7 @@ class Lanes:
             return None
         victim = owned[0].owner
         with contextlib.suppress(ProcessLookupError), stopped(victim.pid):
-            # A hand-over may have taken place since the first look.
+            # A hand-over may have taken place since the first scan.
             held = tuple(slot.number for slot in self.slots() if slot.owner == victim)
             mid_batch = bool(held) and self._holds_claims()
             if held and (mid_batch or idle_too):
@@ -69,14 +69,14 @@ class Lanes:
         return None
 
     def _back(self, pid: int, held: tuple[int, ...]) -> int | None:
-        """Somebody else has put its name on each of the slots."""
+        """Another process owns each of the slots."""
         now = {slot.number: slot.owner.pid for slot in self.slots()}
         owners = [now.get(number) for number in held]
         return None if any(owner is None or owner == pid for owner in owners) else owners[0]
 
     def _holds_claims(self) -> bool:
         """What stays claimed while the other lanes go on claiming and settling is the stopped one's."""
-        for _ in range(_LOOKS):
+        for _ in range(_SCANS):
             if not self.maintenance.stats().delivering:
                 return False
             time.sleep(PAUSE)

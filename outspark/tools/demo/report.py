@@ -1,4 +1,4 @@
-"""What the demo has to say in the end: each claim with its evidence, for people and as JSON."""
+"""The result of the demo: each claim with its evidence, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from statistics import quantiles
 from typing import Any
 
 from outspark.contracts.maintenance import Stats
+from outspark.tools.brokers.consumer import Traffic
 from outspark.tools.demo.billing import Bills
-from outspark.tools.demo.consumer import Traffic
 from outspark.tools.demo.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The kill of a lane, and how long nobody hosted it."""
+    """The kill of a lane, and how long the lane had no host."""
 
     lane: str
     pid: int
@@ -52,7 +52,7 @@ class Claim:
 class Report:
     broker: str
     broker_drops: bool
-    """Does the broker drop a message whose id it knows? Else the consumer has to."""
+    """Whether the broker drops a message whose id it knows. Otherwise the consumer has to."""
     proof: Proof
     outbox: Stats
     traffic: Traffic
@@ -111,7 +111,7 @@ class Report:
         ]
 
     def examples(self) -> list[str]:
-        """A few lines on what went wrong, to begin the search with."""
+        """A few lines on what went wrong, as a start for the search."""
         proof = self.proof
         return [
             *(f"lost: event {fact.id}, order {fact.key}, its event {fact.number}" for fact in proof.lost[:3]),
@@ -167,7 +167,7 @@ class Report:
         ]
 
     def _box_claim(self, name: str, box: Stats) -> Claim:
-        """The relay is through with every event, or its handler is."""
+        """The relay has delivered every event, or the handler has completed it."""
         settled = box.delivered == self.proof.committed
         left = box.pending + box.delivering
         verb = "delivered" if name == "outbox" else "completed"
@@ -177,10 +177,10 @@ class Report:
             f"{box.delivered or 0:,} {verb}, {left:,} waiting, {box.dead:,} dead",
         )
 
-    def _kill_claim(self, whose: str, incident: Incident | None) -> list[Claim]:
+    def _kill_claim(self, kind: str, incident: Incident | None) -> list[Claim]:
         if not self.wanted_incident:
             return []
-        text = f"a lane of the {whose} was killed on the way"
+        text = f"a lane of the {kind} was killed on the way"
         if incident is None:
             return [Claim(False, text, "no lane was caught, or it did not come back")]
         where = "in mid-batch" if incident.mid_batch else "between batches"

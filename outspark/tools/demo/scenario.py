@@ -45,7 +45,7 @@ def run_scenario(setup: Setup, plan: Plan, screen: Screen) -> Report:
     with ExitStack() as stack:
         lanes = stack.enter_context(setup.lanes())
         workers = None if setup.inbox is None else stack.enter_context(setup.workers())
-        return _Scenario(setup, plan, screen, lanes, workers).perform()
+        return _Scenario(setup, plan, screen, lanes, workers).run()
 
 
 class _Scenario:
@@ -58,7 +58,7 @@ class _Scenario:
         self._snapshots = Snapshots(setup, self._shop, lanes, workers)
         self._phase = ""
 
-    def perform(self) -> Report:
+    def run(self) -> Report:
         self._await_applications()
         try:
             self._let_work()
@@ -81,9 +81,7 @@ class _Scenario:
             return
         if not self._watch(lambda: workers.all_here() and inbox.ready(), START_TIMEOUT):
             raise OutsparkError(f"the inbox did not have all its lanes within {START_TIMEOUT:g} s")
-        self._setup.milestone(
-            f"the inbox runs on Spark; {LANES} lanes take messages in, {LANES} call the handler"
-        )
+        self._setup.milestone(f"the inbox runs on Spark; {LANES} lanes consume, {LANES} call the handler")
 
     def _let_work(self) -> None:
         plan, setup = self._plan, self._setup
@@ -106,7 +104,7 @@ class _Scenario:
 
     def _drain(self) -> None:
         self._phase = "draining"
-        committed, arrived = self._shop.committed_at, self._setup.consumer.arrived_at
+        committed, arrived = self._shop.committed_at, self._setup.arrivals.first_at
         self._watch_progress(lambda: len(arrived), lambda: committed.keys() <= arrived.keys())
         # The settle comes a moment after the arrival.
         stats = self._lanes.maintenance.stats
@@ -127,28 +125,28 @@ class _Scenario:
         self._watch_progress(lambda: stats(exact=True).delivered or 0, through)
 
     def _stop_applications(self) -> None:
-        """Before the count, so that nothing can arrive after it. Both at once, which takes half as long."""
+        """Before the count, so that nothing can arrive after it. Both in parallel, which halves the time."""
         applications = self._setup.applications
-        self._phase = f"stopping the {' and the '.join(one.what for one in applications)}"
-        self._screen.show(self._snapshots.glance(self._phase))
+        self._phase = f"stopping the {' and the '.join(one.kind for one in applications)}"
+        self._screen.show(self._snapshots.take(self._phase))
         with ThreadPoolExecutor(len(applications)) as pool:
             for one, seconds in zip(applications, pool.map(_stop, applications), strict=True):
-                self._setup.milestone(f"the {one.what} {_ENDINGS[one.what]} in {seconds:.1f} s")
+                self._setup.milestone(f"the {one.kind} {_ENDINGS[one.kind]} in {seconds:.1f} s")
 
     def _report(self) -> Report:
-        consumer = self._setup.consumer
-        traffic = consumer.traffic()
-        self._watch(lambda: len(consumer.arrivals) >= traffic.stored, STALLED)
+        arrivals = self._setup.arrivals
+        traffic = self._setup.consumer.traffic()
+        self._watch(lambda: len(arrivals.all) >= traffic.stored, STALLED)
         self._phase = "done"
-        self._screen.show(self._snapshots.glance(self._phase))
+        self._screen.show(self._snapshots.take(self._phase))
         return Report(
-            broker=self._setup.broker.name,
+            broker=self._setup.broker.title,
             broker_drops=self._setup.broker.drops_known_ids,
-            proof=prove(shop.history(self._lanes.conn), self._shop.rolled_back, consumer.arrivals),
+            proof=prove(shop.history(self._lanes.conn), self._shop.rolled_back, arrivals.all),
             outbox=self._lanes.maintenance.stats(exact=True),
             traffic=traffic,
-            received=len(consumer.arrivals),
-            latency=report.latency(self._shop.committed_at, consumer.arrived_at),
+            received=len(arrivals.all),
+            latency=report.latency(self._shop.committed_at, arrivals.first_at),
             incident=self._incident("relay"),
             wanted_incident=self._plan.kill,
             seconds=self._setup.clock,
@@ -159,8 +157,8 @@ class _Scenario:
         stats = workers.maintenance.stats(exact=True)
         return Billing(billing.compare(workers.conn), stats, self._incident("inbox"))
 
-    def _incident(self, whose: str) -> Incident | None:
-        crash = self._snapshots.crashes.get(whose)
+    def _incident(self, kind: str) -> Incident | None:
+        crash = self._snapshots.crashes.get(kind)
         return None if crash is None else crash.incident()
 
     def _watch_progress(self, count: Callable[[], int], over: Callable[[], bool]) -> None:
@@ -176,15 +174,15 @@ class _Scenario:
         self._watch(done)
 
     def _watch(self, until: Callable[[], bool], timeout: float = float("inf")) -> bool:
-        """Shows what happens until it is true; False when it was not within `timeout` seconds."""
+        """Shows snapshots until `until` is true; False when it was not within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not until():
             if (culprit := self._setup.culprit()) is not None:
-                raise OutsparkError(f"the {culprit.what} ended by itself")
+                raise OutsparkError(f"the {culprit.kind} ended by itself")
             if time.monotonic() >= deadline:
                 return False
             self._tell_news()
-            self._screen.show(self._snapshots.glance(self._phase))
+            self._screen.show(self._snapshots.take(self._phase))
             time.sleep(TICK)
         return True
 
@@ -196,7 +194,7 @@ class _Scenario:
 
 
 def _stop(application: Application) -> float:
-    """How many seconds it took."""
+    """Its duration in seconds."""
     began = time.monotonic()
     application.stop(STOP_TIMEOUT)
     return time.monotonic() - began

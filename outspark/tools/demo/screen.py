@@ -1,4 +1,4 @@
-"""What one sees while the demo runs: a panel that lives on a terminal, plain lines anywhere else."""
+"""What the user sees while the demo runs: a panel that lives on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN_EVERY = 2.0
 @dataclass(frozen=True, slots=True)
 class Lane:
     text: str
-    """What it is called, what it does, and where."""
+    """Its name, what it does, and where."""
     killed: bool = False
 
 
@@ -41,7 +41,7 @@ class Billing:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class Snapshot:
     """The numbers of one moment."""
 
     at: float
@@ -67,7 +67,7 @@ class Screen(Protocol):
 
     def milestone(self, at: float, text: str, *, bad: bool = False) -> None: ...
 
-    def show(self, glance: Glance) -> None: ...
+    def show(self, snapshot: Snapshot) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -89,16 +89,16 @@ class PlainScreen:
     def milestone(self, at: float, text: str, *, bad: bool = False) -> None:
         self._say(at, text)
 
-    def show(self, glance: Glance) -> None:
-        self._pace.add(glance)
-        if glance.committed == 0 or glance.at < self._next:
+    def show(self, snapshot: Snapshot) -> None:
+        self._pace.add(snapshot)
+        if snapshot.committed == 0 or snapshot.at < self._next:
             return
-        self._next = glance.at + PLAIN_EVERY
+        self._next = snapshot.at + PLAIN_EVERY
         self._say(
-            glance.at,
-            f"{glance.committed:,} committed, {glance.rolled_back:,} rolled back, {glance.arrived:,} arrived, "
-            f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}, {self._pace.arrived:,.0f} events/s"
-            + _billed(glance.billing),
+            snapshot.at,
+            f"{snapshot.committed:,} committed, {snapshot.rolled_back:,} rolled back, {snapshot.arrived:,} arrived, "
+            f"{snapshot.waiting:,} waiting, lag {_duration(snapshot.lag)}, {self._pace.arrived:,.0f} events/s"
+            + _billed(snapshot.billing),
         )
 
     def __enter__(self) -> Self:
@@ -125,9 +125,9 @@ class LiveScreen:
         mark = Text(" ✗ ", "bold red") if bad else Text(" ✓ ", "bold green")
         self._console.print(Text.assemble(mark, (f"{_clock(at)}  ", "dim"), (text, "red" if bad else "")))
 
-    def show(self, glance: Glance) -> None:
-        self._pace.add(glance)
-        self._live.update(panel(glance, self._pace), refresh=True)
+    def show(self, snapshot: Snapshot) -> None:
+        self._pace.add(snapshot)
+        self._live.update(panel(snapshot, self._pace), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -140,26 +140,26 @@ class LiveScreen:
 
 
 class Pace:
-    """Events per second, from one glance to the next."""
+    """Events per second, from one snapshot to the next."""
 
     def __init__(self) -> None:
-        self._recent: deque[Glance] = deque()
-        self._marks: deque[Glance] = deque(maxlen=HISTORY + 1)
+        self._recent: deque[Snapshot] = deque()
+        self._marks: deque[Snapshot] = deque(maxlen=HISTORY + 1)
         self.committed = self.delivered = self.arrived = self.handled = 0.0
 
-    def add(self, glance: Glance) -> None:
-        while self._recent and glance.at - self._recent[0].at > RATE_OVER:
+    def add(self, snapshot: Snapshot) -> None:
+        while self._recent and snapshot.at - self._recent[0].at > RATE_OVER:
             self._recent.popleft()
-        self._recent.append(glance)
-        if glance.committed and (not self._marks or glance.at - self._marks[-1].at >= STEP):
-            self._marks.append(glance)
+        self._recent.append(snapshot)
+        if snapshot.committed and (not self._marks or snapshot.at - self._marks[-1].at >= STEP):
+            self._marks.append(snapshot)
         first = self._recent[0]
-        span = max(glance.at - first.at, 0.1)
-        self.committed = (glance.committed - first.committed) / span
-        self.delivered = max(glance.delivered - first.delivered, 0) / span
-        self.arrived = (glance.arrived - first.arrived) / span
-        if glance.billing is not None and first.billing is not None:
-            self.handled = max(glance.billing.handled - first.billing.handled, 0) / span
+        span = max(snapshot.at - first.at, 0.1)
+        self.committed = (snapshot.committed - first.committed) / span
+        self.delivered = max(snapshot.delivered - first.delivered, 0) / span
+        self.arrived = (snapshot.arrived - first.arrived) / span
+        if snapshot.billing is not None and first.billing is not None:
+            self.handled = max(snapshot.billing.handled - first.billing.handled, 0) / span
 
     def picture(self) -> str:
         """Arrivals over the last seconds as bars, the highest a full block."""
@@ -169,34 +169,34 @@ class Pace:
         return "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in rates)
 
 
-def panel(glance: Glance, pace: Pace) -> Panel:
+def panel(snapshot: Snapshot, pace: Pace) -> Panel:
     title = Text.assemble(("outspark demo", "bold"))
-    subtitle = Text(f"{_clock(glance.at)}  {glance.phase}", "dim")
-    ended = bool(glance.arrived)
-    lanes = [_lanes("lanes", glance.lanes, ended)]
-    if glance.billing is not None:
-        lanes.append(_lanes("inbox", glance.billing.lanes, ended))
-    body = Group(_numbers(glance, pace), Text(), *lanes, _arrivals(pace))
+    subtitle = Text(f"{_clock(snapshot.at)}  {snapshot.phase}", "dim")
+    ended = bool(snapshot.arrived)
+    lanes = [_lanes("lanes", snapshot.lanes, ended)]
+    if snapshot.billing is not None:
+        lanes.append(_lanes("inbox", snapshot.billing.lanes, ended))
+    body = Group(_numbers(snapshot, pace), Text(), *lanes, _arrivals(pace))
     return Panel(
         body, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", padding=(1, 2)
     )
 
 
-def _numbers(glance: Glance, pace: Pace) -> Table:
+def _numbers(snapshot: Snapshot, pace: Pace) -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(style="bold cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True, min_width=6)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, ratio=1, style="dim")
     table.add_column(justify="right", no_wrap=True)
-    lag = f"{glance.waiting:,} waiting, lag {_duration(glance.lag)}"
-    median = "" if glance.latency is None else f", {glance.latency:,.0f} ms after the commit"
+    lag = f"{snapshot.waiting:,} waiting, lag {_duration(snapshot.lag)}"
+    median = "" if snapshot.latency is None else f", {snapshot.latency:,.0f} ms after the commit"
     rows = [
-        ("shop", glance.committed, "committed", f"{glance.rolled_back:,} rolled back", pace.committed),
-        ("relay", glance.delivered, "delivered", lag, pace.delivered),
-        ("consumer", glance.arrived, "arrived", f"{glance.twice:,} twice{median}", pace.arrived),
+        ("shop", snapshot.committed, "committed", f"{snapshot.rolled_back:,} rolled back", pace.committed),
+        ("relay", snapshot.delivered, "delivered", lag, pace.delivered),
+        ("consumer", snapshot.arrived, "arrived", f"{snapshot.twice:,} twice{median}", pace.arrived),
     ]
-    if (billing := glance.billing) is not None:
+    if (billing := snapshot.billing) is not None:
         more = f"{billing.waiting:,} waiting, {billing.bills:,} orders billed"
         rows.append(("billing", billing.handled, "handled", more, pace.handled))
     for name, number, verb, more, rate in rows:

@@ -1,4 +1,4 @@
-"""What stands while the demo plays: PostgreSQL, the broker, relay, consumer and inbox. All of it goes at the end."""
+"""What runs during the demo: PostgreSQL, the broker, relay, consumer and inbox. All of it is removed at the end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from outspark.contracts.omnibox import Omnibox
 from outspark.contracts.omnibox.inbox_maintenance import InboxMaintenance
 from outspark.database.names import TableName, resolve
 from outspark.maintenance.operations import Maintenance
+from outspark.tools.brokers import Broker
+from outspark.tools.brokers.consumer import Consumer
 from outspark.tools.demo import billing, shop
 from outspark.tools.demo.application import Application, start_inbox, start_relay
-from outspark.tools.demo.brokers import Broker
-from outspark.tools.demo.consumer import Consumer
+from outspark.tools.demo.arrivals import Arrivals
 from outspark.tools.demo.inbox_lanes import Workers
 from outspark.tools.demo.relay_lanes import Lanes
 from outspark.tools.demo.screen import Screen
@@ -28,12 +29,14 @@ CONTRACT = contracts.get("openoutbox")
 OUTBOX = TableName.parse(CONTRACT.default_table)
 INBOX = TableName.parse(billing.INBOX)
 GROUP = "billing"
-HASTE = 3.0
-"""Seconds that an application has to end in once nobody waits for its events."""
+TOPIC, EVENTS = "orders", "order"
+"""Where the shop's events go, and the first word of their types."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds for an application to end in, once its events no longer matter."""
 
 
 class Setup:
-    """Entered, it is built up to the point where Spark is starting."""
+    """Inside `with`, all servers run and Spark is starting."""
 
     def __init__(self, broker: Broker, screen: Screen) -> None:
         self.broker = broker
@@ -41,6 +44,7 @@ class Setup:
         self._stack = ExitStack()
         self._began = time.monotonic()
         self.postgres = Postgres()
+        self.arrivals = Arrivals()
         self.consumer: Consumer
         self.relay: Application
         self.inbox: Application | None = None
@@ -70,10 +74,10 @@ class Setup:
             stack.enter_context(self.postgres)
             self._create_tables()
             self.milestone("PostgreSQL is up: orders and an outbox for the shop" + self._and_inbox())
-            stack.enter_context(self.broker.server)
-            self.consumer = self.broker.open_consumer()
+            stack.enter_context(self.broker)
+            self.consumer = self.broker.open_consumer(TOPIC, EVENTS, self.arrivals.take)
             stack.callback(self.consumer.close)
-            self.milestone(f"{self.broker.name} is up; a consumer reads the {self.broker.place}")
+            self.milestone(f"{self.broker.title} is up; a consumer reads the {self.topic}")
             self._start_applications(stack)
             self._stack = stack.pop_all()
         return self
@@ -83,16 +87,21 @@ class Setup:
     ) -> None:
         self._stack.close()
 
+    @property
+    def topic(self) -> str:
+        """Where the shop's events go, in the broker's own terms."""
+        return self.broker.describe(TOPIC, EVENTS)
+
     @contextmanager
     def lanes(self) -> Iterator[Lanes]:
-        """A look at the relay's lanes, with a connection for one thread."""
+        """Access to the relay's lanes, with a connection for one thread."""
         with self._connect() as conn:
             table = resolve(conn, OUTBOX)
             yield Lanes(conn, table, Maintenance(conn, CONTRACT.maintenance(table)))
 
     @contextmanager
     def workers(self) -> Iterator[Workers]:
-        """A look at the inbox's lanes, with a connection for one thread. Only where there is an inbox."""
+        """Access to the inbox's lanes, with a connection for one thread. Only where there is an inbox."""
         assert self.inbox is not None
         with self._connect() as conn:
             table = resolve(conn, INBOX)
@@ -103,14 +112,15 @@ class Setup:
         return psycopg.connect(self.postgres.url(), autocommit=True, application_name="demo")
 
     def _start_applications(self, stack: ExitStack) -> None:
-        database, feed = self.postgres.url(), self.broker.feed
-        self.relay = start_relay(database=database, broker=self.broker.settings)
-        stack.callback(self.relay.close, HASTE)
-        if feed is not None:
+        database, broker = self.postgres.url(), self.broker
+        self.relay = start_relay(database, broker, TOPIC)
+        stack.callback(self.relay.close, CLOSE_TIMEOUT)
+        if broker.has_feed:
+            topic = broker.feed_topic(TOPIC, EVENTS)
             self.inbox = start_inbox(
-                database=database, name=GROUP, table=billing.INBOX, app=billing.APP, feed=feed
+                database, broker, topic, name=GROUP, table=billing.INBOX, app=billing.APP
             )
-            stack.callback(self.inbox.close, HASTE)
+            stack.callback(self.inbox.close, CLOSE_TIMEOUT)
 
     def _create_tables(self) -> None:
         with psycopg.connect(self.postgres.url()) as conn:

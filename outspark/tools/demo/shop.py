@@ -1,7 +1,7 @@
 """A little order service: it changes an order and writes what happened into the outbox, in one transaction.
 
 Several writers work on the same orders at once. A transaction locks its order first, makes one to three steps
-with an event each, and now and then thinks better of it and rolls back.
+with an event each, and is rolled back now and then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CREATE TABLE orders (
     version integer NOT NULL
 )""",
     """\
--- The shop's own record of what happened to an order, by which the demo judges the relay
+-- The shop's own record of what happened to an order, against which the demo checks the relay
 CREATE TABLE order_history (
     event_id uuid PRIMARY KEY,
     number bigint NOT NULL REFERENCES orders,
@@ -39,15 +39,15 @@ CREATE TABLE order_history (
 )
 
 OPEN = """\
--- A new order, which nobody else sees before the commit
+-- A new order, invisible to others before the commit
 INSERT INTO orders (state, version) VALUES ('new', 0) RETURNING number, version"""
 
 LOCK = """\
--- Whoever changes an order locks it first, so that its events commit in the order in which they are made
+-- A transaction that changes an order locks it first, so that its events commit in the order in which they are made
 SELECT number, version FROM orders WHERE number = %(number)s FOR UPDATE"""
 
 ADVANCE = """\
--- The order takes its next steps
+-- Move the order to its next step
 UPDATE orders SET state = %(state)s, version = %(version)s WHERE number = %(number)s"""
 
 RECORD = """\

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: they end the demo once, never in the middle of starting a server, never its clean-up."""
+"""Ctrl-C and SIGTERM: they end the demo once, but interrupt neither the start of a server nor the clean-up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interrupted(BaseException):
 
 
 class Interruptions:
-    """While entered, the first signal raises Interrupted in the main thread, and later ones are not heard."""
+    """While entered, the first signal raises Interrupted in the main thread, and later ones are ignored."""
 
     def __init__(self) -> None:
         self._held = False
@@ -36,7 +36,7 @@ class Interruptions:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A signal that comes meanwhile counts at the end: a server that is half started could not be stopped."""
+        """A signal that comes meanwhile takes effect at the end, because a half-started server could not be stopped."""
         self._held = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""What is to be seen of the demo at this moment: the shop, the relay, the consumer, and the inbox if there is one."""
+"""The state of the demo at one moment: the shop, the relay, the consumer, and the inbox if there is one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outspark.tools.demo import report
 from outspark.tools.demo.crash import Crash
 from outspark.tools.demo.inbox_lanes import Worker, Workers
 from outspark.tools.demo.relay_lanes import Lanes
-from outspark.tools.demo.screen import Billing, Glance, Lane
+from outspark.tools.demo.screen import Billing, Lane, Snapshot
 from outspark.tools.demo.setup import Setup
 from outspark.tools.demo.shop import Shop
 
 RECENT = 500
-"""Arrivals that the median on the screen is taken over."""
+"""Arrivals over which the screen shows the median."""
 
 
 @dataclass(slots=True)
@@ -27,11 +27,11 @@ class Snapshots:
     lanes: Lanes
     workers: Workers | None
     crashes: dict[str, Crash] = field(default_factory=dict)
-    """By whose lane they hit."""
+    """By the application whose lane they kill."""
 
-    def glance(self, phase: str) -> Glance:
-        stats, consumer = self.lanes.maintenance.stats(exact=True), self.setup.consumer
-        return Glance(
+    def take(self, phase: str) -> Snapshot:
+        stats, arrivals = self.lanes.maintenance.stats(exact=True), self.setup.arrivals
+        return Snapshot(
             at=self.setup.clock,
             phase=phase,
             committed=len(self.shop.committed_at),
@@ -39,8 +39,8 @@ class Snapshots:
             delivered=stats.delivered or 0,
             waiting=stats.pending + stats.delivering,
             lag=stats.due_age.total_seconds() if stats.due_age else 0.0,
-            arrived=len(consumer.arrived_at),
-            twice=len(consumer.arrivals) - len(consumer.arrived_at),
+            arrived=len(arrivals.first_at),
+            twice=len(arrivals.all) - len(arrivals.first_at),
             latency=self._median(),
             lanes=self._relay_lanes(),
             billing=None if self.workers is None else self._billing(self.workers),
@@ -56,10 +56,9 @@ class Snapshots:
         )
 
     def _median(self) -> float | None:
-        recent = [fact.id for fact in self.setup.consumer.arrivals[-RECENT:]]
-        seen = report.latency(
-            self.shop.committed_at, {id: self.setup.consumer.arrived_at[id] for id in recent}
-        )
+        arrivals = self.setup.arrivals
+        recent = {fact.id: arrivals.first_at[fact.id] for fact in arrivals.all[-RECENT:]}
+        seen = report.latency(self.shop.committed_at, recent)
         return None if seen is None else seen.p50
 
     def _relay_lanes(self) -> tuple[Lane, ...]:

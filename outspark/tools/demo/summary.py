@@ -30,7 +30,7 @@ def show(report: Report, *, as_json: bool) -> None:
         *billing,
         *_notes(report),
         Text(),
-        _verdict(report),
+        _conclusion(report),
         Text(),
     ):
         console.print(part)
@@ -41,9 +41,9 @@ def addresses(setup: Setup) -> str:
  The shop is closed; everything else runs on until Ctrl-C:
 
    database  {setup.postgres.url()}
-   broker    {setup.broker.url}, {setup.broker.place}
+   broker    {setup.broker.url}, {setup.topic}
 """ + "".join(
-        f"   {one.what:<8}  {one.url}/stats\n   settings  {one.config}, for outspark stats, dead, …\n"
+        f"   {one.kind:<8}  {one.url}/stats\n   settings  {one.config}, for outspark stats, dead, …\n"
         for one in setup.applications
     )
 
@@ -87,6 +87,6 @@ def _twice(report: Report) -> str:
     return f"Sent twice: {sent:,}; {fate}."
 
 
-def _verdict(report: Report) -> Text:
+def _conclusion(report: Report) -> Text:
     holds, style = ("holds", "bold green") if report.holds else ("does not hold", "bold red")
     return Text.assemble((f" The proof {holds}", style), f", after {report.seconds:.0f} s.")

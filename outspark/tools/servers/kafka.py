@@ -1,4 +1,4 @@
-"""A Kafka broker of our own for demo, bench and tests: one node in KRaft combined mode, from the server's jars."""
+"""A Kafka broker for demo, bench and tests: one node in KRaft combined mode, from the server's jars."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALONE = {
 }
 _AUTHORISED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # Whoever comes through the listener without passwords, the node itself included.
+    # All clients of the listener without passwords, the node itself included.
     "super.users": "User:ANONYMOUS",
     "allow.everyone.if.no.acl.found": "true",
 }

@@ -1,4 +1,4 @@
-"""A NATS server of our own with JetStream, for demo, bench and tests, from the program in a wheel."""
+"""A NATS server with JetStream, for demo, bench and tests, from the program in a wheel."""
 
 from __future__ import annotations
 

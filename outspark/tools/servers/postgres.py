@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own for demo, bench and tests, from the programs of a wheel."""
+"""A PostgreSQL server for demo, bench and tests, from the programs of a wheel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Postgres(Server):
     """`with Postgres(options={"max_connections": "200"}) as server: psycopg.connect(server.url())`.
 
     `options` are settings of postgresql.conf; fsync is on unless an option says otherwise. `programs` is a folder
-    with another server's `initdb` and `postgres`. Anybody on this machine may connect as superuser, so it is not for
+    with another server's `initdb` and `postgres`. Any user of this machine may connect as superuser, so it is not for
     data that matter.
     """
 

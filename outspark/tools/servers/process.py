@@ -1,14 +1,15 @@
-"""One child process of ours: its own session, a log file, and a guard that ends it when this process is gone.
+"""A child process: its own session, a log file, and a guard that ends it when this process is gone.
 
 The session keeps Ctrl-C in the terminal away from the server, so that the application can shut down first.
-The guard is a shell that waits on a pipe from us: however we end, by SIGKILL too, the pipe closes, and it
-stops the server.
+The guard is a shell that waits on a pipe from this process: however this process ends, by SIGKILL too, the pipe
+closes, and the guard stops the server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -19,7 +20,7 @@ from typing import TypedDict
 
 from outspark.errors import ServerStartError
 
-# $1 signal, $2 pid, $3 folder to remove or nothing. A line on stdin: we stopped the server ourselves.
+# $1 signal, $2 pid, $3 folder to remove or nothing. A line on stdin: this process stopped the server itself.
 _GUARD = """
 read -r _ && exit
 kill -s "$1" "$2"
@@ -33,7 +34,7 @@ _TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The operating system's user that a server runs as, when that is not ours."""
+    """The operating system's user that a server runs as, when that is not the user of this process."""
 
     name: str
     uid: int
@@ -47,16 +48,26 @@ class RunAs(TypedDict):
 
 
 def run_as(account: Account | None) -> RunAs:
-    """The arguments of `subprocess` that make a child run as this account; None is our own."""
+    """The arguments of `subprocess` that make a child run as this account; None is the account of this process."""
     if account is None:
         return RunAs(user=None, group=None, extra_groups=None)
     return RunAs(user=account.uid, group=account.gid, extra_groups=[])
 
 
-class GuardedProcess:
-    """Runs in `folder` and logs to its server.log. `discard`: the folder goes too when our process dies.
+def packaged_program(name: str) -> Path:
+    """The program of a server that Debian packages under the same name."""
+    # Debian keeps servers in sbin, which is not on every user's path.
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise ServerStartError(f"there is no {name} on this machine; run: apt install {name}")
+    return Path(found)
 
-    `environment` comes on top of ours.
+
+class GuardedProcess:
+    """Runs in `folder` and logs to its server.log. `discard`: the folder is removed too when this process dies.
+
+    `environment` comes on top of this process's own.
     """
 
     def __init__(
@@ -110,13 +121,13 @@ class GuardedProcess:
             if ready():
                 return
             time.sleep(_POLL)
-        verdict = (
+        problem = (
             f"was not ready within {timeout:g} s"
             if self.running
             else f"ended with code {self._process.poll()}"
         )
         self.stop(signal.SIGKILL, timeout=timeout)
-        raise ServerStartError(f"{self.name} {verdict}; its log ends with:\n{self._tail()}")
+        raise ServerStartError(f"{self.name} {problem}; its log ends with:\n{self._tail()}")
 
     def stop(self, number: signal.Signals | None = None, *, timeout: float) -> None:
         """Ends the process by this signal or its own stop signal, and by SIGKILL when that takes too long."""
@@ -129,7 +140,7 @@ class GuardedProcess:
         self._dismiss_guard()
 
     def _dismiss_guard(self) -> None:
-        # The guard may have gone by itself, e.g. when somebody killed every process of its user.
+        # The guard may have gone by itself, e.g. when every process of its user was killed.
         with contextlib.suppress(BrokenPipeError):
             self._guard.communicate(b"\n")
 

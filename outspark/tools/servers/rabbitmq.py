@@ -1,4 +1,4 @@
-"""A RabbitMQ server of our own for demo, bench and tests, from the programs of a package such as Debian's.
+"""A RabbitMQ server for demo, bench and tests, from the programs of a package such as Debian's.
 
 It shares nothing with a RabbitMQ that the machine may run as a service: it has its own folder, cookie, configuration,
 ports, and its own epmd, the program by which Erlang nodes find each other; left to itself the server would start one as
@@ -7,15 +7,13 @@ a daemon for the whole machine, and leave it behind.
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outspark.errors import ServerStartError
-from outspark.tools.servers.process import GuardedProcess
+from outspark.tools.servers.process import GuardedProcess, packaged_program
 from outspark.tools.servers.server import HOST, Server, free_port
 
 _PROGRAM = "rabbitmq-server"
@@ -27,7 +25,7 @@ _METHOD_FRAME = b"\x01"
 class RabbitMQ(Server):
     """`with RabbitMQ(options={"max_message_size": "65536"}) as server: await aio_pika.connect(server.url)`.
 
-    `options` are settings of rabbitmq.conf, `plugins` what is enabled besides. Anybody on this machine may connect as
+    `options` are settings of rabbitmq.conf, `plugins` what is enabled besides. Any user of this machine may connect as
     guest, so it is not for data that matter.
     """
 
@@ -93,13 +91,8 @@ def _start_epmd(folder: Path, port: int) -> GuardedProcess:
 
 
 def program() -> Path:
-    # Debian keeps servers in sbin, which is not on everybody's path.
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    found = shutil.which(_PROGRAM, path=path)
-    if found is None:
-        raise ServerStartError(f"there is no {_PROGRAM} on this machine; run: apt install {_PROGRAM}")
     # Debian's is a link to a wrapper that runs the service as its own user; the program lies beside the wrapper.
-    return Path(found).resolve().with_name(_PROGRAM)
+    return packaged_program(_PROGRAM).resolve().with_name(_PROGRAM)
 
 
 def _environment(folder: Path, epmd_port: int) -> dict[str, str]:

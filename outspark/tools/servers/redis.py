@@ -1,16 +1,13 @@
-"""A Redis server of our own, for demo, bench and tests, from the program that Debian packages."""
+"""A Redis server, for demo, bench and tests, from the program that Debian packages."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from outspark.errors import ServerStartError
-from outspark.tools.servers.process import GuardedProcess
+from outspark.tools.servers.process import GuardedProcess, packaged_program
 from outspark.tools.servers.server import HOST, Server
 
 _PROGRAM = "redis-server"
@@ -71,12 +68,7 @@ class Redis(Server):
 
 
 def program() -> Path:
-    # Debian keeps servers in sbin, which is not on everybody's path.
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    found = shutil.which(_PROGRAM, path=path)
-    if found is None:
-        raise ServerStartError(f"there is no {_PROGRAM} on this machine; run: apt install {_PROGRAM}")
-    return Path(found)
+    return packaged_program(_PROGRAM)
 
 
 def _quoted(value: str) -> str:
@@ -93,5 +85,5 @@ def _is_ready(port: int, password: str | None) -> bool:
             answers = b"".join(iter(lambda: connection.recv(256), b""))
     except OSError:
         return False
-    # NOAUTH: somebody configured the users by hand, so this is all that can be known.
+    # NOAUTH: the users were configured by hand, so nothing more can be known.
     return b"+PONG" in answers or b"-NOAUTH" in answers

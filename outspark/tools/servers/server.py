@@ -65,7 +65,7 @@ class Server(ABC):
         """Returns when the server takes connections; ServerStartError with its log when it does not."""
         if self.running:
             return self
-        self.stop()  # buries a process that died by itself
+        self.stop()  # cleans up after a process that died by itself
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix=f"outspark-{type(self).__name__.lower()}-"))
         atexit.unregister(self.close)
@@ -120,7 +120,7 @@ class Server(ABC):
             try:
                 process = self._launch(self.folder, port)
             except ServerStartError as error:
-                # Somebody else took the port between our look and the server's bind.
+                # Another process bound the port after `free_port` had probed it.
                 if tries_left and "address already in use" in str(error).lower():
                     continue
                 raise
@@ -135,7 +135,7 @@ class Server(ABC):
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port on which nothing listens now."""
     for port in random.sample(_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

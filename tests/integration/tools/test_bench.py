@@ -19,8 +19,8 @@ from outspark.errors import OutsparkError
 from outspark.tools.bench import command, memory, probe
 from outspark.tools.bench.backlog import EVENT_TYPE, POINTS, STUCK_TYPE, Backlog, Between, Drained, append
 from outspark.tools.bench.drain import Case, Sample, Stand, drain
-from outspark.tools.bench.hosts import Hosts
-from outspark.tools.bench.inbox.consuming import TakeCase, TakeStand
+from outspark.tools.bench.hosts import RelayHosts
+from outspark.tools.bench.inbox.consuming import ConsumeCase, ConsumeStand
 from outspark.tools.bench.inbox.measure import measure_inbox_consume
 from outspark.tools.bench.inbox.messages import Load
 from outspark.tools.bench.jeap_serial import Serial
@@ -33,7 +33,6 @@ from outspark.tools.bench.results import Results, Row, Target
 from outspark.tools.bench.run import Run
 from outspark.tools.bench.servers import Arena
 from outspark.tools.bench.tables import INBOX, JEAP, JEAP_AS_IT_IS, OPENOUTBOX, Table
-from outspark.tools.bench.trickle import install_doorbell
 from tests.waiting import wait_for
 
 EVENTS = 3000
@@ -166,7 +165,7 @@ def test_an_event_without_its_one_effect_fails_the_drain_of_an_inbox(arena: Aren
             backlog.drained()
 
 
-def test_of_the_messages_to_take_in_every_second_is_a_copy() -> None:
+def test_of_the_messages_to_consume_every_second_is_a_copy() -> None:
     load = Load(messages=1000, payload=500, keys=50, batch=10, since=1_800_000_000_000)
     ids = [dict(message.headers)["X-Event-ID"] for message in load]
     assert len(ids) == 1000
@@ -179,8 +178,8 @@ def test_of_the_messages_to_take_in_every_second_is_a_copy() -> None:
     assert not {message.key for message in shares[0]} & {message.key for message in shares[1]}
 
 
-def test_plain_clients_take_the_same_in_again_and_again(arena: Arena) -> None:
-    with TakeStand(arena, TakeCase("ceiling", EVENTS)) as stand:
+def test_plain_clients_consume_the_same_again_and_again(arena: Arena) -> None:
+    with ConsumeStand(arena, ConsumeCase("ceiling", EVENTS)) as stand:
         for _ in range(2):
             sample = stand.drain()
             assert sample.drained.events == EVENTS
@@ -196,9 +195,9 @@ def test_plain_clients_take_the_same_in_again_and_again(arena: Arena) -> None:
     ],
     ids=["lost", "touched"],
 )
-def test_a_message_that_was_not_taken_in_as_it_should_be_is_noticed(arena: Arena, fault: str) -> None:
+def test_a_message_that_was_not_stored_as_it_should_be_is_noticed(arena: Arena, fault: str) -> None:
     load = Load(EVENTS, PLAN.payload, PLAN.keys, PLAN.batch, since=1_800_000_000_000)
-    with TakeStand(arena, TakeCase("ceiling", EVENTS)) as stand:
+    with ConsumeStand(arena, ConsumeCase("ceiling", EVENTS)) as stand:
         stand.drain()
         stand.verify(load)
         stand.conn.execute(fault.encode())
@@ -207,8 +206,8 @@ def test_a_message_that_was_not_taken_in_as_it_should_be_is_noticed(arena: Arena
 
 
 @pytest.mark.needs("kafka")
-def test_lanes_take_in_from_kafka_again_and_again(arena: Arena) -> None:
-    with TakeStand(arena, TakeCase("bare", EVENTS)) as stand:
+def test_lanes_consume_from_kafka_again_and_again(arena: Arena) -> None:
+    with ConsumeStand(arena, ConsumeCase("bare", EVENTS)) as stand:
         for _ in range(2):
             sample = stand.drain()
             assert sample.drained.events == EVENTS
@@ -281,10 +280,9 @@ def test_the_first_and_the_last_tenth() -> None:
 
 def test_the_probe_stamps_every_event(arena: Arena, tmp_path: Path) -> None:
     stamps = tmp_path / "stamps"
-    with arena.database() as url, psycopg.connect(url, autocommit=True) as conn:
-        install_doorbell(conn, PLAN.lanes)
+    with arena.database(doorbell=True) as url, psycopg.connect(url, autocommit=True) as conn:
         environ = {probe.VARIABLE: str(stamps)}
-        with Hosts("bare", url, PLAN, doorbell=True, transform=probe.HOOK, environ=environ):
+        with RelayHosts("bare", url, PLAN, doorbell=True, transform=probe.HOOK, environ=environ):
             append(conn, PLAN, 100)
             wait_for(Backlog(conn, PLAN).is_drained, what="an empty outbox")
         ids = {str(id) for (id,) in conn.execute("SELECT event_id FROM openoutbox_events")}
@@ -366,7 +364,7 @@ def test_an_outbox_of_jeap_beside_its_ceiling_and_its_own_relay(tmp_path: Path) 
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.needs("kafka", "spark")
-def test_an_inbox_takes_in_beside_plain_clients(tmp_path: Path) -> None:
+def test_an_inbox_consumes_beside_plain_clients(tmp_path: Path) -> None:
     results = _measure(tmp_path, "inbox-consume")
     assert [(row.host, row.destination) for row in results.rows] == [
         ("ceiling", "memory"),

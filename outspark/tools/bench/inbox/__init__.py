@@ -1,1 +1,1 @@
-"""The inbox in the bench: what taking in and handling cost, beside the same statements with nothing around them."""
+"""The inbox in the bench: what consuming and handling cost, beside the same statements with nothing around them."""

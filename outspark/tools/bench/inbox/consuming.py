@@ -1,4 +1,4 @@
-"""Taking in: the same messages, half of them copies, by lanes from Kafka, or by plain clients from memory."""
+"""Consuming: the same messages, half of them copies, by lanes from Kafka, or by plain clients from memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import psycopg
 
 from outspark.errors import OutsparkError
 from outspark.tools.bench.backlog import Connection, Drained
-from outspark.tools.bench.brokers.broker import Broker
 from outspark.tools.bench.children import Children, tell
 from outspark.tools.bench.drain import SLOWEST, Sample
-from outspark.tools.bench.inbox.hosts import GROUP, InboxHosts
+from outspark.tools.bench.hosts import GROUP, InboxHosts
 from outspark.tools.bench.inbox.messages import Load
 from outspark.tools.bench.plan import Plan
 from outspark.tools.bench.processes import Meter
 from outspark.tools.bench.servers import Arena
 from outspark.tools.bench.tables import INBOX
+from outspark.tools.brokers import Broker
 
 if TYPE_CHECKING:
-    from outspark.tools.bench.brokers.kafka_log import KafkaLog
+    from outspark.tools.bench.kafka_log import KafkaLog
 
-LOOK = 0.05
+POLL = 0.05
 PROBE = 200
-"""Messages by which lanes that were stopped show that all are back."""
-# A consumer that was stopped while others are measured must not be taken for dead.
+"""Messages that show whether all lanes that were stopped work again."""
+# The group must not expel a consumer that is stopped while others are measured.
 PATIENT = {"session.timeout.ms": 1_200_000, "max.poll.interval.ms": 3_600_000}
 
 CLEAR = """
@@ -37,12 +37,12 @@ CLEAR = """
 TRUNCATE inbox_events"""
 
 COUNT = """
--- Events that were taken in, and all that do not simply wait for their handlers
+-- Events that were stored, and all that do not simply wait for their handlers
 SELECT count(*), count(*) FILTER (WHERE status <> 'pending' OR attempts_made > 0) FROM inbox_events"""
 
 
 @dataclass(frozen=True, slots=True)
-class TakeCase:
+class ConsumeCase:
     host: Literal["ceiling", "bare", "spark"]
     messages: int
 
@@ -55,7 +55,7 @@ class TakeCase:
 
 
 class Consumer(Protocol):
-    """Somebody who takes a load in. `load` prepares it, `go` shows it."""
+    """Consumes a load. `load` prepares it, `go` reveals it."""
 
     @property
     def pids(self) -> tuple[int, ...]: ...
@@ -67,7 +67,7 @@ class Consumer(Protocol):
     def is_done(self) -> bool: ...
 
     def wake(self) -> None:
-        """Be there again after a pause."""
+        """Work again after a pause."""
         ...
 
     def pause(self) -> None: ...
@@ -79,7 +79,7 @@ class Consumer(Protocol):
 
 @dataclass(slots=True)
 class PlainClients:
-    """The ceiling: as many processes as lanes, each with its share of the rows ready as parameters."""
+    """The ceiling: as many processes as lanes, each with its part of the rows ready as parameters."""
 
     url: str
     plan: Plan
@@ -105,7 +105,7 @@ class PlainClients:
         for process in self._processes:
             tell(process, asdict(load))
         for process in self._processes:
-            self._hear(process, "ready")
+            self._expect(process, "ready")
 
     def go(self) -> None:
         self._done = [threading.Event() for _ in self._processes]
@@ -133,15 +133,15 @@ class PlainClients:
         if process.stdout.readline().strip() == "done":
             done.set()
 
-    def _hear(self, process: Popen[str], word: str) -> None:
+    def _expect(self, process: Popen[str], word: str) -> None:
         assert process.stdout is not None
         if process.stdout.readline().strip() != word:
             raise OutsparkError(f"a client did not say {word}; its log ends with:\n{self._children.tail()}")
 
 
 @dataclass(slots=True)
-class TakingLanes:
-    """Lanes that take in from a topic of Kafka, bare or on Spark."""
+class ConsumingLanes:
+    """Lanes that consume a topic of Kafka, bare or on Spark."""
 
     host: Literal["bare", "spark"]
     url: str
@@ -156,7 +156,7 @@ class TakingLanes:
         return self._hosts.pids
 
     def __enter__(self) -> Self:
-        from outspark.tools.bench.brokers.kafka_log import KafkaLog
+        from outspark.tools.bench.kafka_log import KafkaLog
 
         # Lanes have the same names everywhere, and in one group these would be the same members.
         group = f"{GROUP}-{self.host}"
@@ -169,7 +169,7 @@ class TakingLanes:
             "batch_size": self.plan.batch,
             "options": PATIENT,
         }
-        self._hosts = InboxHosts(self.host, self.url, self.plan, INBOX, "consume", group, feed)
+        self._hosts = InboxHosts(self.host, self.url, self.plan, "consume", group, feed)
         self._open.enter_context(self._hosts)
         return self
 
@@ -183,10 +183,10 @@ class TakingLanes:
         self._log.reveal()
 
     def is_done(self) -> bool:
-        return self._log.is_taken()
+        return self._log.is_consumed()
 
     def wake(self) -> None:
-        """Whoever was stopped is late for a hand-over. A few messages show when every partition has a lane again."""
+        """A lane that was stopped is late for its hand-over. A few messages show when each partition has a lane."""
         self._hosts.resume()
         self.load(_load(self.plan, PROBE))
         self.go()
@@ -203,14 +203,14 @@ class TakingLanes:
 
 
 @dataclass(slots=True)
-class TakeStand:
-    """A case with a database of its own and somebody who takes in, up from the first round to the last."""
+class ConsumeStand:
+    """A case with a database and a consumer of its own, up from the first round to the last."""
 
     arena: Arena
-    case: TakeCase
+    case: ConsumeCase
     _open: ExitStack = field(default_factory=ExitStack)
     conn: Connection = field(init=False)
-    _taker: PlainClients | TakingLanes = field(init=False)
+    _consumer: PlainClients | ConsumingLanes = field(init=False)
     _broker: Broker | None = None
 
     def __enter__(self) -> Self:
@@ -220,12 +220,12 @@ class TakeStand:
             self.conn = psycopg.connect(url, autocommit=True, application_name="outspark bench")
             stack.enter_context(self.conn)
             if host == "ceiling":
-                self._taker = PlainClients(url, arena.plan)
+                self._consumer = PlainClients(url, arena.plan)
             else:
                 self._broker = stack.enter_context(arena.broker("kafka"))
-                self._taker = TakingLanes(host, url, arena.plan, self._broker)
-            stack.enter_context(self._taker)
-            self._taker.pause()
+                self._consumer = ConsumingLanes(host, url, arena.plan, self._broker)
+            stack.enter_context(self._consumer)
+            self._consumer.pause()
             self._open = stack.pop_all()
         return self
 
@@ -233,8 +233,8 @@ class TakeStand:
         self._open.close()
 
     def drain(self) -> Sample:
-        """Everybody waits, warm; then the messages are there, and the clock starts."""
-        consumer, broker, messages = self._taker, self._broker, self.case.messages
+        """The consumer waits, warm; then the messages are revealed, and the clock starts."""
+        consumer, broker, messages = self._consumer, self._broker, self.case.messages
         consumer.wake()
         self.conn.execute(CLEAR)
         load = _load(self.arena.plan, messages)
@@ -260,7 +260,7 @@ class TakeStand:
         row = self.conn.execute(COUNT).fetchone()
         if row != (load.different, 0):
             raise OutsparkError(
-                f"of {load.different} different messages, (taken in, not as they should be) are {row}"
+                f"of {load.different} different messages, (stored, not as they should be) are {row}"
             )
 
 
@@ -269,8 +269,8 @@ def await_done(consumer: Consumer, messages: int) -> None:
     while not consumer.is_done():
         consumer.check()
         if time.monotonic() >= deadline:
-            raise OutsparkError(f"{messages} messages were not taken in in time")
-        time.sleep(LOOK)
+            raise OutsparkError(f"{messages} messages were not consumed in time")
+        time.sleep(POLL)
 
 
 def _load(plan: Plan, messages: int) -> Load:

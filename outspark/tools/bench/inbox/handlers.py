@@ -1,4 +1,4 @@
-"""The handler of the bench: it inserts one row into `bench_effects`. Found by its name, as any service's is."""
+"""The handler of the bench: it inserts one row into `bench_effects`. The inbox imports it by name, as usual."""
 
 from __future__ import annotations
 

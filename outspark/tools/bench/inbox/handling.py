@@ -1,27 +1,19 @@
 """The ceiling of handling: claim, the handler's one INSERT, and complete, as a loop in SQL inside the server.
 
-The statements are those of a worker, in transactions as large as its own, one client per lane. What they lack is what
-a worker must add: rows that travel to a client, Python, and care about who else writes.
+The statements are those of a worker, in transactions as large as its own, one client per lane. They lack what
+a worker must add: rows that travel to a client, Python, and care about other writers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Self
-
-import psycopg
 from psycopg import sql
 
 from outspark.config.inbox import HandlingSettings
 from outspark.contracts.omnibox.inbox import WORKER_PREFIX, work_statements
-from outspark.database.session import connect
 from outspark.tools.bench.backlog import Connection
 from outspark.tools.bench.ceiling import with_variables
-from outspark.tools.bench.clients import Clients
-from outspark.tools.bench.inbox.hosts import GROUP
-from outspark.tools.bench.plan import Plan
-from outspark.tools.bench.tables import Table
+from outspark.tools.bench.clients import SqlClients
+from outspark.tools.bench.hosts import GROUP
 
 PROCEDURE = """
 -- Claim, write and complete until nothing is left; `_` names are the parameters of a worker's statements
@@ -71,31 +63,10 @@ $loop$"""
 CALL = "CALL outspark_handling(%s, %s, %s)"
 
 
-@dataclass(slots=True)
-class HandlingCeiling(Clients):
-    """As many clients as lanes, each with a share of what it finds."""
+class HandlingCeiling(SqlClients):
+    """Each client handles the events that it claims."""
 
-    url: str
-    plan: Plan
-    table: Table
-    _clients: list[Connection] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        with psycopg.connect(self.url, autocommit=True) as conn:
-            conn.execute(self._procedure())
-        for number in range(self.plan.lanes):
-            self._clients.append(connect(self.url, f"ceiling {number}"))
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.join()
-        for conn in self._clients:
-            conn.close()
-
-    def go(self) -> None:
-        self.start(partial(self._drain, conn) for conn in self._clients)
-
-    def _drain(self, conn: Connection) -> None:
+    def _drain(self, lane: int, conn: Connection) -> None:
         worker = HandlingSettings()
         conn.execute(CALL, [GROUP, worker.batch_size, worker.transaction_size])
 

@@ -1,12 +1,9 @@
-"""The inbox: taking in from Kafka beside plain clients, and handling beside the same statements inside the server."""
+"""The inbox: consuming from Kafka beside plain clients, and handling beside the same statements inside the server."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
-from outspark.errors import ExtraMissing, ServerStartError
 from outspark.tools.bench.drain import Case
-from outspark.tools.bench.inbox.consuming import TakeCase, TakeStand
+from outspark.tools.bench.inbox.consuming import ConsumeCase, ConsumeStand
 from outspark.tools.bench.results import Target
 from outspark.tools.bench.run import Run, compare, median_rate, row
 from outspark.tools.bench.tables import INBOX
@@ -16,20 +13,17 @@ WANTED_RATE, WANTED_OF_SQL = 5000, 0.5
 
 
 def measure_inbox_consume(run: Run) -> None:
-    """Messages of Kafka, half of them copies, beside plain clients that have them in memory."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(run.arena.broker("kafka"))
-        except (ExtraMissing, ServerStartError) as error:
-            run.leave_out("inbox-consume", str(error))
+    """Messages of Kafka, half of them copies, beside plain clients that hold them in memory."""
+    with run.broker("kafka", "inbox-consume") as broker:
+        if broker is None:
             return
         messages = run.plan.events
         ceiling, bare, spark = (
-            TakeCase("ceiling", messages),
-            TakeCase("bare", messages),
-            TakeCase("spark", messages),
+            ConsumeCase("ceiling", messages),
+            ConsumeCase("bare", messages),
+            ConsumeCase("spark", messages),
         )
-        stands = {case: TakeStand(run.arena, case) for case in (ceiling, bare, spark)}
+        stands = {case: ConsumeStand(run.arena, case) for case in (ceiling, bare, spark)}
         samples = run.take_turns("inbox-consume", stands)
     most = median_rate(samples[ceiling])
     for case, drains in samples.items():
@@ -39,7 +33,7 @@ def measure_inbox_consume(run: Run) -> None:
 
 
 def measure_inbox_handle(run: Run) -> None:
-    """A handler that inserts one row, bare and on Spark; either of two targets will do."""
+    """A handler that inserts one row, bare and on Spark; either of two targets is enough."""
     events = run.plan.events
     ceiling, bare, spark = (
         Case("ceiling", "row", events, table=INBOX),

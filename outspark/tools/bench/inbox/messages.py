@@ -1,4 +1,4 @@
-"""What is taken in: messages of which every second one was there before, the same for all who take them in."""
+"""The messages to consume: every second one is a copy of an earlier one. All hosts consume the same messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Load:
         return self.messages // 2
 
     def __iter__(self) -> Iterator[Received]:
-        """Each of them twice, in stretches: some that are new, then the same again."""
+        """Each message twice, in stretches: some that are new, then the same again."""
         stretch = APART * self.batch
         for first in range(0, self.different, stretch):
             numbers = range(first, min(first + stretch, self.different))
@@ -38,7 +38,7 @@ class Load:
                     yield self._message(number)
 
     def share(self, client: int, clients: int) -> Iterator[Received]:
-        """What one of several clients gets: all messages of some keys, as a broker's partitions spread them."""
+        """The part of one of several clients: all messages of some keys, as a broker's partitions spread them."""
         for message in self:
             if zlib.crc32(message.key or b"") % clients == client:
                 yield message

@@ -1,8 +1,8 @@
-"""A child process of the bench: a plain client that inserts rows which it has in memory, batch by batch.
+"""A child process of the bench: a plain client that inserts rows that it holds in memory, batch by batch.
 
-It runs the statement with which an inbox takes messages in, and does nothing else. Orders come as lines of JSON on
-stdin: where to write, then for each round what to load. It answers `ready`, waits for another line, works, and answers
-`done`.
+The client runs the statement with which an inbox stores messages, and does nothing else. Orders come as lines of JSON
+on stdin: where to write, then for each round what to load. The client answers `ready`, waits for another line, works,
+and answers `done`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables that the bench drains: how each is filled, and how one reads off it how a drain went."""
+"""The tables that the bench drains: how each is filled, and how the result of a drain is read from it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from outspark.database.names import TableName
 from outspark.tools.bench.tables.table import Table
 
 EFFECTS = """
--- What the handler writes to
+-- The table that the handler writes to
 CREATE TABLE bench_effects (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message_id text NOT NULL, number bigint NOT NULL)"""
 
@@ -30,7 +30,7 @@ CROSS JOIN LATERAL (
 ) message"""
 
 NEWEST_LEFT = """
--- The newest event that waits for its handler, or else one that is in somebody's hands
+-- The newest event that waits for its handler, or else one that a worker has claimed
 SELECT coalesce(
   (SELECT id FROM {table} WHERE status = 'pending' AND locked_at IS NULL AND attempts_made < max_attempts
    ORDER BY scheduled_at DESC LIMIT 1),

@@ -10,7 +10,7 @@ from outspark.tools.bench.tables.table import Table
 
 LOAD = """
 -- Messages in order of id, with keys as chance spreads them and a trace each; the older ones are sent already.
--- Every second one was to be sent at once, and its sender did not
+-- Every second one was to be sent immediately, and its sender did not
 INSERT INTO {table} (id, message, "key", topic, message_id, message_idempotence_id, message_type_name,
                      message_type_version, created, send_immediately, schedule_after, sent_scheduled,
                      trace_id_high, trace_id, span_id, trace_id_string, sampled)

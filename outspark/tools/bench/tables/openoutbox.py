@@ -8,13 +8,13 @@ from outspark.tools.bench.tables.table import Table
 
 LOAD = """
 -- Events in order of time; the older ones are delivered already. Chance spreads them over the keys, but each slot has
--- as many keys, so that no lane is left alone with the last events.
+-- as many keys, so that no lane works alone on the last events.
 -- Every second of the others may be delivered too, or be stuck; then it has keys of its own
 WITH keys AS MATERIALIZED (
   SELECT array_agg(name) AS names FROM (
-    SELECT name, row_number() OVER (PARTITION BY (hashtextextended(name, 0) & 255) %% %(slots)s ORDER BY k) AS place
+    SELECT name, row_number() OVER (PARTITION BY (hashtextextended(name, 0) & 255) %% %(slots)s ORDER BY k) AS position
     FROM generate_series(1, 2 * %(keys)s) AS k CROSS JOIN LATERAL (SELECT 'key-' || k AS name) named
-  ) key WHERE place <= %(keys)s / %(slots)s
+  ) key WHERE position <= %(keys)s / %(slots)s
 )
 INSERT INTO {table} (event_id, event_type, partition_key, payload, status,
                      available_at, created_at, updated_at, delivered_at)
@@ -26,7 +26,7 @@ FROM keys CROSS JOIN generate_series(%(rows)s::bigint + 1, %(rows)s::bigint + %(
 CROSS JOIN LATERAL (
   SELECT n > %(rows)s::bigint + %(finished)s AND (n - %(rows)s - %(finished)s) %% 2 = 0 AS second,
          now() - %(age)s + n * interval '1 microsecond' AS at
-) place
+) numbered
 CROSS JOIN LATERAL (
   SELECT second AND %(between)s = 'stuck' AS stuck,
          CASE WHEN n <= %(rows)s::bigint + %(finished)s OR second AND %(between)s = 'delivered' THEN 'DELIVERED'
@@ -34,8 +34,8 @@ CROSS JOIN LATERAL (
 ) event"""
 
 NEWEST_LEFT = """
--- The newest event that is not delivered: the one a drain comes to last, so finding it reads one page.
--- Those that are stuck are left out
+-- The newest event that is not delivered: a drain delivers it last, so finding it reads one page.
+-- Stuck events are left out
 SELECT coalesce(
   (SELECT event_id FROM {table} WHERE status = 'PENDING' AND event_type = %(type)s
    ORDER BY created_at DESC LIMIT 1),

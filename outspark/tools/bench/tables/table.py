@@ -1,4 +1,4 @@
-"""What the bench has to know of a contract's table. All SQL names it `{table}`."""
+"""What the bench has to know about a contract's table. All SQL calls the table `{table}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Table:
     name: str
     contract: ContractName
     outbox: TableName
-    """What lanes look at, with its schema."""
+    """The table that lanes claim from, with its schema."""
     shape: Shape
     indexes: tuple[Index, ...]
     id: str
@@ -24,14 +24,14 @@ class Table:
     load: str
     """Puts in `finished` events and then `pending` ones, numbered from `rows` on."""
     newest_left: str
-    """The newest event that is not delivered: the one a drain comes to last, so finding it reads one page."""
+    """The newest event that is not delivered: a drain delivers it last, so finding it reads one page."""
     count: str
     """Answers how many events were delivered since the reveal, and how many are not as they should be."""
     inbox: bool = False
-    """Handled by lanes of an inbox, and not relayed."""
+    """Lanes of an inbox handle its events; otherwise a relay delivers them."""
     beside: str = ""
-    """Makes what else lanes write to."""
+    """Creates the other table that lanes write to."""
     clear: str = ""
-    """Empties that, after each drain."""
+    """Empties the other table after each drain."""
     note: str = ""
-    """What is special about it, for the report."""
+    """What is special about the table, for the report."""

@@ -1,6 +1,6 @@
-"""A topic of Kafka as a backlog: written unseen, shown in one instant, and followed by the offsets of a group.
+"""A topic of Kafka as a backlog: written invisibly, revealed in one instant, and followed by the offsets of a group.
 
-It is written in a transaction, of which a consumer that reads what is committed sees nothing before its end.
+The topic is written in a transaction, and a consumer that reads committed messages sees nothing before its end.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from confluent_kafka.admin import AdminClient
 
 from outspark.errors import OutsparkError
 from outspark.inbox import Received
-from outspark.tools.bench.brokers.broker import Broker
+from outspark.tools.brokers import Broker
 
 TIMEOUT = 60.0
-# A coordinator that is still loading is no news.
+# A coordinator that is still loading is not worth a log line.
 _QUIET = {"log_level": 3}
 
 
@@ -43,7 +43,7 @@ class KafkaLog:
         self._producer.init_transactions(TIMEOUT)
 
     def write(self, messages: Iterable[Received]) -> None:
-        """Nobody sees them before `reveal`."""
+        """Consumers see the messages after `reveal` only."""
         self._producer.begin_transaction()
         for message in messages:
             self._produce(message)
@@ -53,19 +53,21 @@ class KafkaLog:
     def reveal(self) -> None:
         self._producer.commit_transaction(TIMEOUT)
 
-    def is_taken(self) -> bool:
-        """Has the group committed every offset?"""
+    def is_consumed(self) -> bool:
+        """Whether the group has committed every offset."""
         request = [ConsumerGroupTopicPartitions(self._group)]
         answers = self._admin.list_consumer_group_offsets(request, request_timeout=TIMEOUT)
-        committed = {
-            one.partition: one.offset
-            for one in answers[self._group].result().topic_partitions or ()
-            if one.topic == self.topic
-        }
+        try:
+            offsets = answers[self._group].result().topic_partitions or ()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                return False
+            raise
+        committed = {one.partition: one.offset for one in offsets if one.topic == self.topic}
         return all(committed.get(partition, -1) >= end for partition, end in self._ends.items())
 
     def close(self) -> None:
-        """Or the clients would miss the broker aloud once it is gone."""
+        """Before the broker stops: the clients would log that they lost it."""
         del self._producer, self._admin
 
     def _produce(self, message: Received) -> None:
