@@ -40,7 +40,7 @@ Contract = Annotated[
     typer.Option(
         "--contract",
         metavar="NAME",
-        help="What the table means, over the settings: openoutbox, jeap or omnibox.",
+        help="What the table means, such as openoutbox, over the settings.",
     ),
 ]
 WaitForDatabase = Annotated[

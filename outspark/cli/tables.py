@@ -83,8 +83,10 @@ def load(
     """The settings with these flags over them."""
     if source is not None and inbox is not None:
         raise SettingsError("--source and --inbox exclude each other: choose one")
-    if inbox is not None and contract not in (None, "omnibox"):
-        raise SettingsError(f"--contract {contract!r} has no inbox; inboxes are of contract omnibox")
+    if inbox is not None and contract not in (None, contracts.of_inboxes().name):
+        raise SettingsError(
+            f"--contract {contract!r} has no inbox; inboxes are of contract {contracts.of_inboxes().name}"
+        )
     of_source = contract if inbox is None else None
     return options.load_settings(config, source, inbox, url=url, table=table, contract=of_source)
 
@@ -116,7 +118,7 @@ def open_inbox(name: str, settings: InboxSettings) -> Iterator[OpenTable]:
         yield OpenTable(
             kind="inbox",
             name=name,
-            contract="omnibox",
+            contract=settings.contract,
             conn=conn,
             table=table,
             table_maintenance=InboxMaintenance(table, settings.group),

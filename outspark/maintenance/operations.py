@@ -133,7 +133,7 @@ class Maintenance:
         """
         if not isinstance(self._chores, Unlocking):
             raise SettingsError(
-                "a forced unlock is for inboxes and for outboxes of contract omnibox; elsewhere reap gives back "
+                "a forced unlock is for inboxes, and for outboxes whose contract has it; elsewhere reap gives back "
                 "claims that ran out"
             )
         with self._transaction():

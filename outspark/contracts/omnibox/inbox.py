@@ -22,6 +22,7 @@ from psycopg import sql
 from outspark.contracts.contract import ASYNC_COMMIT
 from outspark.contracts.omnibox.inbox_guard import beside
 from outspark.contracts.omnibox.inbox_ids import AHEAD, ID, START
+from outspark.contracts.omnibox.maintenance import UNLOCKED
 from outspark.database.names import TableName, resolve
 from outspark.database.predicates import hide_from_planner, not_blocked, size
 from outspark.database.times import readable, same, seconds_until
@@ -34,9 +35,6 @@ WORKER_PREFIX: Final = "outspark/inbox/"
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Of payloads and headers in a claim, unless told otherwise; a single event may be larger."""
-
-UNLOCKED: Final = "unlocked by force"
-"""How the last error of an event begins that was taken out of somebody's hands."""
 
 # scheduled_at is the order of acceptance, on the database's clock and a microsecond apart, until the event is put off;
 # id is so for ever. created_at is the message's own time, which is the same whenever and wherever it comes again.
@@ -154,9 +152,6 @@ _IN_ORDER = """
       WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
     )))"""
 
-_UNORDERED = """
-    AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL"""
-
 # Also those in others' hands: when they come back, their place in the queue may be behind later ones of their key. And
 # those that were unlocked: later ones of their key may have been in the same hands, and count as tried.
 HEADS = """
@@ -262,9 +257,6 @@ SET status = CASE WHEN e.attempts_made + 1 >= e.max_attempts THEN 'failed' ELSE 
 FROM lost WHERE e.id = lost.id AND e.created_at = lost.created_at
 RETURNING {event}, e.status = 'failed'"""
 
-_VANISHED = "format('worker %%s vanished', e.locked_by)"
-_RAN_OUT = "format('lock of %%s ran out', e.locked_by)"
-
 NEXT_DUE = """
 -- How long until the next event falls due
 SELECT """ + seconds_until("""(
@@ -339,14 +331,8 @@ def accept_statements(table: TableName) -> AcceptStatements:
         parts = {"table": table.identifier, "still_pending": hide_from_planner(sql.SQL("status = 'pending'"))}
         return sql.SQL(template).format(**parts).as_string(None).strip()
 
-    return AcceptStatements(
-        text(ACCEPT),
-        text(ACCEPT_NEW),
-        text(AHEAD),
-        text(KNOWN_MESSAGES),
-        text(KNOWN_KEYS),
-        text(OPEN_MESSAGES),
-    )
+    templates = (ACCEPT, ACCEPT_NEW, AHEAD, KNOWN_MESSAGES, KNOWN_KEYS, OPEN_MESSAGES)
+    return AcceptStatements(*map(text, templates))
 
 
 def work_statements(
@@ -358,7 +344,6 @@ def work_statements(
     up by their time, which many may share. A claim ends after `most_bytes`.
     """
     key = sql.SQL(_KEY).format(key=sql.Literal(KEY_HEADER))
-    slot = sql.SQL(_SLOT).format(key=key, count=sql.Literal(slots or 1))
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "event": sql.SQL(_EVENT),
@@ -368,7 +353,7 @@ def work_statements(
         "key": key,
         "not_blocked": not_blocked(key),
         "async_commit": sql.SQL(ASYNC_COMMIT),
-        "slot": slot,
+        "slot": sql.SQL(_SLOT).format(key=key, count=sql.Literal(slots or 1)),
         "held": hide_from_planner(sql.SQL(_HELD)),
         "still_free": hide_from_planner(sql.SQL(_FREE)),
         "still_pending": hide_from_planner(sql.SQL("e.status = 'pending'")),
@@ -386,8 +371,7 @@ def work_statements(
     parts["together"] = sql.SQL(_UNTRIED if slots is None else _BEFORE_TRIED)
     # Whoever owns a key waits for a row of it: passing over the first would let the second overtake it.
     parts["passing_over"] = sql.SQL("SKIP LOCKED" if slots is None else "")
-    parts["in_order"] = sql.SQL(_UNORDERED if slots is None else _IN_ORDER).format(**parts)
-
+    parts["in_order"] = sql.SQL("" if slots is None else _IN_ORDER).format(**parts)
     parts["beside"] = beside(None if slots is None else key)
 
     def text(template: str, error: str = "") -> str:
@@ -404,8 +388,8 @@ def work_statements(
         settle=text(SETTLE),
         fail_completed=text(FAIL_COMPLETED),
         heartbeat=text(HEARTBEAT),
-        adopt=text(ADOPT, _VANISHED),
-        release_stale=text(RELEASE_STALE, _RAN_OUT),
+        adopt=text(ADOPT, "format('worker %%s vanished', e.locked_by)"),
+        release_stale=text(RELEASE_STALE, "format('lock of %%s ran out', e.locked_by)"),
         next_due=text(NEXT_DUE),
     )
 
