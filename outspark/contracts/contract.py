@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 State = Literal["done", "pending", "dead"]
 
 TOKEN_PREFIX = "outspark/"
-"""Every token of ours begins with it, which tells our claims from those of other relays."""
+"""Every token of Outspark begins with it, which tells its claims from those of other relays."""
 
 ASYNC_COMMIT = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
 """A condition that always holds: the commit of this transaction does not wait for the disk, nor for a standby.
@@ -197,7 +197,7 @@ class Contract(Protocol):
     ) -> RelayStatements:
         """For a table with its schema, as `resolve` finds it.
 
-        With a connection the contract may look at the table and make the most of the indexes that it has.
+        With a connection the contract may read the catalog, and use the indexes that the table has.
         """
         ...
 
@@ -206,7 +206,7 @@ class Contract(Protocol):
         ...
 
     def lock_table(self, table: TableName) -> TableName | None:
-        """Where relays of other makes and ours take turns, by ShedLock's protocol; None where all may work at once."""
+        """Where relays of all makes take turns, by ShedLock's protocol; None where all may work side by side."""
         return None
 
     def lock_at_most(self, source: SourceSettings) -> timedelta | None:
@@ -222,7 +222,7 @@ class Contract(Protocol):
         return None
 
     def side_tables(self, table: TableName) -> Mapping[str, str]:
-        """Small tables of ours that a lane needs besides `outspark_slots`: name -> CREATE TABLE IF NOT EXISTS."""
+        """Outspark's small tables that a lane needs besides `outspark_slots`: name -> CREATE TABLE IF NOT EXISTS."""
         return {}
 
     def partition_sql(self) -> PartitionSql:

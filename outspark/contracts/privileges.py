@@ -36,9 +36,9 @@ DO $grant$ BEGIN IF to_regclass({name}) IS NOT NULL THEN {grant}; END IF; END $g
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`create` makes a table of ours that is not there; a lane does so itself unless `by_hand`.
+    """`create` makes a table of Outspark that is not there; a lane does so itself unless `by_hand`.
 
-    A table that nobody makes need not be there.
+    A table without `create` need not be there.
     """
 
     table: TableName
@@ -48,7 +48,7 @@ class Need:
 
 
 def side_needs(contract: Contract, table: TableName, *, ordered: bool, fans_out: bool) -> list[Need]:
-    """Our own small tables."""
+    """Outspark's own small tables."""
     found = []
     if ordered:
         create = slots.compose(slots.CREATE, table)

@@ -35,7 +35,7 @@ CROSS JOIN LATERAL (SELECT p.bound,
 WHERE i.inhparent = to_regclass(%(name)s) AND c.relpartbound IS NOT NULL
 ORDER BY first NULLS FIRST"""
 
-# From the catalog alone: pg_get_partkeydef would wait for whoever holds the table.
+# From the catalog alone: pg_get_partkeydef would wait for a session that holds the table.
 SPLIT = """\
 -- Is a table split by RANGE over created_at alone? No row when it is not split at all
 SELECT p.partstrat = 'r' AND p.partnatts = 1 AND a.attname IS NOT DISTINCT FROM 'created_at'

@@ -34,7 +34,7 @@ Every = Literal["hour", "day", "week", "month"]
 _FORMS: dict[Every, str] = {"hour": "%Y%m%d_%H", "day": "%Y%m%d", "week": "%Y%m%d", "month": "%Y%m"}
 _ODD = "%Y%m%d_%H%M%S"
 
-# Somebody holds the table, or has just made the same partition, or one that overlaps it.
+# Another session holds the table, or has just made the same partition, or one that overlaps it.
 _BUSY = (
     psycopg.errors.LockNotAvailable,
     *MADE_MEANWHILE,
@@ -82,7 +82,7 @@ class Partitions:
         self._lock_timeout = lock_timeout
 
     def plan(self) -> Changes:
-        """What `run_once` would do now, if nobody is in the way."""
+        """What `run_once` would do now, if no other session holds a lock that it needs."""
         created = [name.table for name, _ in self._missing()]
         dropped = [partition.name for partition, _ in self._droppable()]
         return Changes(tuple(created), tuple(dropped))
@@ -101,7 +101,7 @@ class Partitions:
         return created, busy
 
     def drop_finished(self) -> tuple[list[str], list[str]]:
-        """Names dropped, and names of those that somebody held."""
+        """Names dropped, and names of those that another session held."""
         dropped: list[str] = []
         busy: list[str] = []
         for partition, before in self._droppable():
@@ -157,12 +157,12 @@ class Partitions:
         except psycopg.errors.UndefinedTable:
             return False
         except psycopg.errors.LockNotAvailable:
-            # As far as anybody can see; whoever drops it looks again.
+            # As far as can be seen without the lock; it is checked again before the drop.
             return True
         return row is not None and bool(row[0])
 
     def _drop(self, partition: Partition, before: datetime) -> bool | None:
-        """None when somebody holds it; False when something in it is open again, or it is gone already."""
+        """None when another session holds it; False when something in it is open again, or it is gone already."""
         try:
             with self._conn.transaction() as transaction:
                 self._wait_shortly()
@@ -281,5 +281,5 @@ class PartitionKeeper:
             log.warning("partitions were not kept", extra={"of": name, "error": reason})
             return self.retry_pause
         # Also when something was busy: they are made ahead and dropped late, so there is time, and asking again
-        # soon would only stand in everybody's way.
+        # soon would only make other sessions wait.
         return interval(self.tables[name][1].every)

@@ -5,7 +5,7 @@ message ───────────────► pending ─────
    │ not fit to be handled  ▲                            │
    └────────► failed        └──settle, adopt, unlock─────┴──settle──► failed
 
-A row is named by `(id, created_at)`, so that a partitioned table looks into one partition only. One that failed has no
+A row is named by `(id, created_at)`, so that only one partition of a partitioned table is read. One that failed has no
 attempts left, because omni-box refuses to read a failed row that has.
 """
 
@@ -141,9 +141,9 @@ WITH chosen AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 ){lock}"""
 
-# A key whose event is in somebody else's hands waits until that has ended: its worker may have lost its slots and
-# not know it yet. Wherever we look for what is locked, its status stays out of sight: nearly all that has this status
-# is not locked.
+# A key whose event another worker holds waits until that has ended: that worker may have lost its slots and not know it
+# yet. Where a statement reads locked rows, the status is hidden from the planner: nearly all rows that have this status
+# are not locked.
 _IN_ORDER = """
     AND {slot} = ANY(%(slots)s::int[])
     AND {not_blocked}
@@ -152,8 +152,8 @@ _IN_ORDER = """
       WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
     )))"""
 
-# Also those in others' hands: when they come back, their place in the queue may be behind later ones of their key. And
-# those that were unlocked: later ones of their key may have been in the same hands, and count as tried.
+# Also those that other workers hold: when they come back, their place may be behind later ones of their key. And those
+# that were unlocked: the same worker may have held later ones of their key, which count as tried.
 HEADS = """
 -- Events that failed before or are being handled: each holds up its key; the first of a key last
 SELECT h.id::text, {head_created_at}, h.key, {head_until_due}
@@ -185,7 +185,7 @@ FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(notes)s::text[]) 
 WHERE {named} AND {held}
 RETURNING e.id::text"""
 
-# A row's own limit may have been lowered while it was in our hands.
+# A row's own limit may have been lowered while the worker held it.
 _LAST = """(o.state = 'dead' OR e.attempts_made + o.counted >= e.max_attempts)"""
 
 SETTLE = """
@@ -221,7 +221,7 @@ ALIVE = """
 -- Show that this worker lives for as long as its session does
 SELECT pg_try_advisory_lock(%(class)s::int, %(instance)s::int)"""
 
-# The instance is the third part of the token. Rows that somebody has locked are being completed at this moment.
+# The instance is the third part of the token. Rows that another session has locked are being completed now.
 ADOPT = """
 -- Give back at once what workers had claimed whose session is gone; it counts as an attempt
 WITH alive AS MATERIALIZED (
@@ -369,7 +369,7 @@ def work_statements(
     parts["until_due"] = sql.SQL(seconds_until("e.scheduled_at"))
     parts["lock"] = sql.SQL(_LOCK).format(**parts)
     parts["together"] = sql.SQL(_UNTRIED if slots is None else _BEFORE_TRIED)
-    # Whoever owns a key waits for a row of it: passing over the first would let the second overtake it.
+    # The owner of a key waits for the lock of a row: passing over the first would let the second overtake it.
     parts["passing_over"] = sql.SQL("SKIP LOCKED" if slots is None else "")
     parts["in_order"] = sql.SQL("" if slots is None else _IN_ORDER).format(**parts)
     parts["beside"] = beside(None if slots is None else key)

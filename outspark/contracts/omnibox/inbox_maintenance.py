@@ -66,7 +66,7 @@ class InboxMaintenance(OmniboxMaintenance):
         self._group = group
 
     def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
-        """No small table of ours remembers anything about an inbox."""
+        """Outspark has no small table beside an inbox."""
 
     def reap(self, conn: psycopg.Connection[Any], lease: timedelta, max_attempts: int, limit: int) -> Reaped:
         """Each row has its own limit of attempts, so `max_attempts` does not count here."""
