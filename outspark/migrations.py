@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outspark import contracts
+from outspark.config.contracts import DEFAULT
+from outspark.contracts.contract import Contract
 from outspark.contracts.jeap import table as jeap
-from outspark.contracts.omnibox import table as omnibox
 from outspark.contracts.openoutbox import table as openoutbox
 from outspark.database import doorbell
 from outspark.database.names import TableName
+from outspark.errors import SettingsError
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -49,14 +52,38 @@ class Operations(Protocol):
     def execute(self, sqltext: str) -> Any: ...
 
 
-def upgrade(op: Operations, table: str = "openoutbox_events") -> None:
-    """Create an Open Outbox table and its indexes, each only if it is missing."""
-    _run(op, openoutbox.statements(TableName.parse(table)))
+def upgrade(
+    op: Operations,
+    table: str | None = None,
+    *,
+    contract: str = DEFAULT,
+    inbox: bool = False,
+    partitioned: bool = False,
+    ready_index: bool = False,
+) -> None:
+    """Create a table of a contract with its indexes, and Outspark's own optional index if it is wanted."""
+    kind, name = _kind(table, contract, inbox, partitioned)
+    _run(op, kind.statements(name))
+    if ready_index:
+        _create_ready_index(op, kind, name)
 
 
-def downgrade(op: Operations, table: str = "openoutbox_events") -> None:
-    """Drop an Open Outbox table with every event in it, delivered or not."""
-    _run(op, openoutbox.drop_statements(TableName.parse(table)))
+def downgrade(
+    op: Operations,
+    table: str | None = None,
+    *,
+    contract: str = DEFAULT,
+    inbox: bool = False,
+    partitioned: bool = False,
+) -> None:
+    """Drop a table of a contract with every event in it, delivered or not. What other tables may use stays."""
+    kind, name = _kind(table, contract, inbox, partitioned)
+    _run(op, kind.drop_statements(name))
+
+
+def create_ready_index(op: Operations, table: str | None = None, *, contract: str = "jeap") -> None:
+    """Create Outspark's optional index, by default on a jEAP outbox."""
+    _create_ready_index(op, *_kind(table, contract))
 
 
 def metadata(metadata: sqlalchemy.MetaData, table: str = "openoutbox_events") -> sqlalchemy.Table:
@@ -77,14 +104,14 @@ def remove_doorbell(op: Operations, table: str = "public.openoutbox_events") -> 
     _run(op, doorbell.removal_statements(TableName.parse(table)))
 
 
-def upgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
+def upgrade_jeap(op: Operations, table: str | None = None) -> None:
     """Create a jEAP outbox with its sequence and indexes, and `shedlock`, each only if it is missing."""
-    _run(op, jeap.statements(TableName.parse(table)))
+    upgrade(op, table, contract="jeap")
 
 
-def downgrade_jeap(op: Operations, table: str = "deferred_message") -> None:
+def downgrade_jeap(op: Operations, table: str | None = None) -> None:
     """Drop a jEAP outbox with every message in it, sent or not. `shedlock` stays: other programs may use it."""
-    _run(op, jeap.drop_statements(TableName.parse(table)))
+    downgrade(op, table, contract="jeap")
 
 
 def metadata_jeap(
@@ -95,11 +122,6 @@ def metadata_jeap(
     `with_ready_index` says that the migrations create Outspark's optional index; autogenerate would drop it otherwise.
     """
     return jeap.metadata(TableName.parse(table), metadata, with_ready_index=with_ready_index)
-
-
-def create_ready_index(op: Operations, table: str = "deferred_message") -> None:
-    """Create Outspark's optional index on a jEAP outbox, which finds the messages that are due."""
-    _run(op, [jeap.ready_index(TableName.parse(table))])
 
 
 def upgrade_omnibox(
@@ -115,20 +137,19 @@ def upgrade_omnibox(
     `table` is by default the name that omni-box gives it. `partitioned` partitions it by `created_at`; partitions are
     made by `outspark partitions keep`. `ready_index` adds Outspark's optional index.
     """
-    kind = omnibox.kind(inbox=inbox, partitioned=partitioned)
-    _run(op, kind.statements(_named(table), with_ready_index=ready_index))
+    upgrade(op, table, contract="omnibox", inbox=inbox, partitioned=partitioned, ready_index=ready_index)
 
 
 def downgrade_omnibox(
     op: Operations, table: str | None = None, *, inbox: bool = False, partitioned: bool = False
 ) -> None:
     """Drop one of omni-box's tables, with its partitions and every event in it."""
-    _run(op, omnibox.kind(inbox=inbox, partitioned=partitioned).drop_statements(_named(table)))
+    downgrade(op, table, contract="omnibox", inbox=inbox, partitioned=partitioned)
 
 
-def create_omnibox_ready_index(op: Operations, table: str = "outbox_events") -> None:
-    """Create Outspark's optional index on one of omni-box's tables, which finds the events that are due."""
-    _run(op, [omnibox.ready_index(TableName.parse(table))])
+def create_omnibox_ready_index(op: Operations, table: str | None = None) -> None:
+    """Create Outspark's optional index on one of omni-box's tables."""
+    create_ready_index(op, table, contract="omnibox")
 
 
 IncludeName = Callable[[str | None, str, Mapping[str, str | None]], bool]
@@ -153,8 +174,18 @@ def without_partitions(connection: sqlalchemy.Connection) -> IncludeName:
     return include_name
 
 
-def _named(table: str | None) -> TableName | None:
-    return None if table is None else TableName.parse(table)
+def _kind(
+    table: str | None, contract: str, inbox: bool = False, partitioned: bool = False
+) -> tuple[Contract, TableName]:
+    kind = contracts.get(contract).variant(inbox=inbox, partitioned=partitioned)
+    return kind, TableName.parse(table or kind.default_table)
+
+
+def _create_ready_index(op: Operations, contract: Contract, table: TableName) -> None:
+    statement = contract.ready_index(table)
+    if statement is None:
+        raise SettingsError(f"contract {contract.name} has no optional index")
+    _run(op, [statement])
 
 
 def _run(op: Operations, statements: Iterable[str]) -> None:

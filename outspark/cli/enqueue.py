@@ -19,20 +19,8 @@ from outspark.errors import EventInvalid
 
 if TYPE_CHECKING:
     from outspark.cli.tables import OpenTable
-    from outspark.outbox.new_event import NewEvent
-    from outspark.outbox.omnibox import NewOutboxEvent
+    from outspark.contracts.writing import PlainEvent
 
-_OMNIBOX_COLUMNS = (
-    "topic",
-    "aggregate_type",
-    "aggregate_id",
-    "idempotency_key",
-    "correlation_id",
-    "causation_id",
-    "trace_id",
-    "schema_version",
-    "max_attempts",
-)
 _FIELDS = ("type", "payload", "payload_base64", "key", "headers", "id", "available_at", "delay")
 _READERS: dict[str, Callable[[str], Any]] = {
     "payload_base64": partial(base64.b64decode, validate=True),
@@ -69,7 +57,7 @@ def enqueue(
     table: options.Table = None,
     contract: options.Contract = None,
 ) -> None:
-    """Put one event into the outbox from flags, or many from JSON lines on stdin, and answer the new ids.
+    """Put one event into the outbox from flags, or many from JSON lines on stdin, and print the new ids.
 
     A line is an object with `type` and `payload` (text, or an object that is written as JSON;
     `payload_base64` for bytes), and if you like `key`, `headers`, `id`, `delay`, `available_at`. An id that
@@ -88,7 +76,7 @@ def enqueue(
     from outspark.cli.tables import open_source
     from outspark.config.loading import pick_source
 
-    events: Iterable[NewEvent]
+    events: Iterable[PlainEvent]
     if type is not None:
         events = [_event_from_flags(type, payload, key, header or [], id, delay)]
     elif any(value is not None for value in (payload, key, header, id, delay)):
@@ -104,15 +92,18 @@ def enqueue(
         _write(opened, iter(events), batch, json)
 
 
-def _write(opened: OpenTable, events: Iterator[NewEvent], batch: int, json: bool) -> None:
-    write = {"jeap": _into_jeap, "omnibox": _into_omnibox}.get(opened.contract, _into_openoutbox)
+def _write(opened: OpenTable, events: Iterator[PlainEvent], batch: int, json: bool) -> None:
+    from outspark import contracts
+
+    writer = contracts.get(opened.contract).outbox_writer(opened.table)
     ids: list[str] = []
     given = 0
     try:
         with output.progress() as bar:
             task = bar.add_task("enqueueing", total=None)
             while chunk := list(islice(events, batch)):
-                new = write(opened, chunk)
+                with opened.conn.transaction():
+                    new = writer.enqueue(opened.conn, chunk)
                 given += len(chunk)
                 ids += new
                 bar.update(task, completed=given)
@@ -129,68 +120,9 @@ def _write(opened: OpenTable, events: Iterator[NewEvent], batch: int, json: bool
         )
 
 
-def _into_openoutbox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
-    from outspark.outbox.openoutbox import Outbox
-
-    return [str(id) for id in Outbox(str(opened.table)).enqueue(opened.conn, *events)]
-
-
-def _into_jeap(opened: OpenTable, events: list[NewEvent]) -> list[str]:
-    """The type is the topic, and the relay sends them."""
-    from outspark.outbox.jeap import JeapOutbox, NewMessage
-    from outspark.outbox.new_event import Limits, check
-
-    messages = []
-    for event in events:
-        checked = check(event, Limits())
-        if event.headers or event.delay or event.available_at:
-            raise EventInvalid(
-                f"event {event.id}: a jEAP outbox has no place for headers, delay and available_at"
-            )
-        key = None if checked.key is None else checked.key.encode()
-        messages.append(NewMessage(checked.type, checked.payload, checked.type, key, id=checked.id))
-    with opened.conn.transaction():
-        return [str(id) for id in JeapOutbox(str(opened.table)).send_scheduled(opened.conn, *messages)]
-
-
-def _into_omnibox(opened: OpenTable, events: list[NewEvent]) -> list[str]:
-    from outspark.outbox.omnibox import OmniboxOutbox
-
-    outbox = OmniboxOutbox(str(opened.table))
-    with opened.conn.transaction():
-        enqueued = outbox.enqueue(opened.conn, *map(_omnibox_event, events))
-    return [str(one.id) for one in enqueued if one.new]
-
-
-def _omnibox_event(event: NewEvent) -> NewOutboxEvent:
-    from outspark.outbox.omnibox import NewOutboxEvent
-
-    headers = dict(event.headers)
-    columns: dict[str, Any] = {name: headers.pop(name) for name in _OMNIBOX_COLUMNS if name in headers}
-    aggregate_id = columns.pop("aggregate_id", event.key)
-    try:
-        columns["aggregate_id"] = UUID(aggregate_id)
-        columns["max_attempts"] = int(columns.get("max_attempts", 6))
-    except (TypeError, ValueError) as error:
-        raise EventInvalid(
-            f"event {event.id}: an omni-box outbox needs the header aggregate_id, a UUID, or a key that is one, and "
-            "max_attempts is a whole number"
-        ) from error
-    return NewOutboxEvent(
-        type=event.type,
-        payload=event.payload,
-        key=event.key,
-        headers=headers,
-        id=event.id,
-        scheduled_at=event.available_at,
-        delay=event.delay,
-        **{"topic": event.type, "aggregate_type": event.type.partition(".")[0], **columns},
-    )
-
-
 def _event_from_flags(
     type: str, payload: str | None, key: str | None, headers: list[str], id: str | None, delay: str | None
-) -> NewEvent:
+) -> PlainEvent:
     if payload is None:
         raise typer.BadParameter("an event from flags needs --payload; - reads it from stdin")
     pairs = dict(_header(text) for text in headers)
@@ -206,7 +138,7 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _events_from_lines(lines: Iterable[str]) -> Iterator[NewEvent]:
+def _events_from_lines(lines: Iterable[str]) -> Iterator[PlainEvent]:
     import json
 
     for number, line in enumerate(lines, 1):
@@ -217,16 +149,16 @@ def _events_from_lines(lines: Iterable[str]) -> Iterator[NewEvent]:
                 raise EventInvalid(f"line {number}: {error}") from error
 
 
-def _event(fields: Any) -> NewEvent:
+def _event(fields: Any) -> PlainEvent:
     if not isinstance(fields, dict):
         raise EventInvalid(f"an event is a JSON object, not {fields.__class__.__name__}")
     if unknown := sorted(fields.keys() - set(_FIELDS)):
         raise EventInvalid(f"unknown field {unknown[0]!r}; known are: {', '.join(_FIELDS)}")
     if "type" not in fields or len(fields.keys() & {"payload", "payload_base64"}) != 1:
         raise EventInvalid("an event needs type, and one of payload and payload_base64")
-    from outspark.outbox.new_event import NewEvent
+    from outspark.contracts.writing import PlainEvent
 
-    return NewEvent(**dict(_read(name, value) for name, value in fields.items()))
+    return PlainEvent(**dict(_read(name, value) for name, value in fields.items()))
 
 
 def _read(name: str, value: Any) -> tuple[str, Any]:

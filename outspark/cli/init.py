@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +31,7 @@ def init(
         typer.Option(
             "--contract",
             metavar="NAME",
-            help="What the table means: openoutbox, jeap or omnibox; otherwise that of the source, or openoutbox.",
+            help="What the table means, such as openoutbox; otherwise that of the source, or openoutbox.",
         ),
     ] = None,
     inbox: Annotated[
@@ -39,10 +39,14 @@ def init(
     ] = False,
     dead_letters: Annotated[
         bool,
-        typer.Option("--dead-letters", help="The table for letters about dead events of an inbox, instead."),
+        typer.Option("--dead-letters", help="Instead, the table for letters about dead events of an inbox."),
     ] = False,
     partitioned: Annotated[
-        bool, typer.Option("--partitioned", help="On omnibox, the table that is partitioned by created_at.")
+        bool,
+        typer.Option(
+            "--partitioned",
+            help="The table that is partitioned by created_at, on omnibox.",
+        ),
     ] = False,
     table: Annotated[
         str | None, typer.Option("--table", metavar="NAME", help="Table name, with or without schema.")
@@ -66,7 +70,7 @@ def init(
         bool,
         typer.Option(
             "--ready-index",
-            help="On jeap and omnibox, add an index of ours, so that looks stay short however much was sent.",
+            help="Add Outspark's index, on contracts that have one, so that claims stay short however much was sent.",
         ),
     ] = False,
     grants: Annotated[
@@ -90,7 +94,7 @@ def init(
     ] = None,
     url: options.Url = None,
 ) -> None:
-    """Print the DDL of an outbox table, or of omni-box's inbox, or create it.
+    """Print the DDL of an outbox table, or of an inbox, or create it.
 
     Without `--apply` the SQL goes to stdout and nothing else does, so it can be piped or put into a
     migration. Running it again changes nothing, and `--apply` says what was created and what existed. The small
@@ -110,6 +114,7 @@ def init(
     outspark init --dead-letters --table billing_letters | psql "$DATABASE_URL"
     ```
     """
+    from outspark import contracts
     from outspark.contracts import privileges
     from outspark.database.doorbell import doorbell_ddl
     from outspark.database.names import TableName
@@ -123,11 +128,12 @@ def init(
         return
     settings = _load(config, source, url, lanes, inbox)
     name, target = _target(settings, source, apply, inbox)
-    called = contract or ("omnibox" if inbox else _contract_of(target))
+    called = contract or (contracts.of_inboxes().name if inbox else _contract_of(target))
     own = target if _is_inbox(target) == inbox and called == _contract_of(target) else None
     kept = own is not None and own.partitions is not None
     kind = _contract(called, inbox, partitioned or kept)
-    ready = _ready_index(kind) if ready_index else None
+    if ready_index and kind.ready_index(TableName.parse(kind.default_table)) is None:
+        raise _refusal("--ready-index", _with_ready_index())
     chosen = TableName.parse(table or _table_of(own, kind, unnamed=partitioned and not kept))
     bell = settings.hosting.lanes if doorbell else 0
     fan_out = target is not None and not inbox and settings.fans_out(name)
@@ -145,11 +151,11 @@ def init(
         return list(dict.fromkeys(made))
 
     if target is not None and apply:
-        _create(name, target, kind, chosen, bell, ready, beside, granted)
+        _create(name, target, kind, chosen, bell, ready_index, beside, granted)
     else:
         parts = [kind.ddl(chosen), *(script([need.create]) for need in beside(chosen))]
-        if ready is not None:
-            parts.append(f"{ready(chosen)};\n")
+        if ready_index:
+            parts.append(f"{kind.ready_index(chosen)};\n")
         if bell:
             parts.append(doorbell_ddl(chosen, bell))
         if grants:
@@ -174,38 +180,40 @@ def _load(
 
 def _contract(name: str, inbox: bool, partitioned: bool) -> Contract:
     from outspark import contracts
-    from outspark.contracts.omnibox import Omnibox
-    from outspark.errors import SettingsError
 
-    if name == "omnibox":
-        return Omnibox(inbox, partitioned)
-    if inbox or partitioned:
-        raise typer.BadParameter(f"{'--inbox' if inbox else '--partitioned'} is for --contract omnibox")
-    try:
-        return contracts.get(name)
-    except KeyError:
-        raise SettingsError(f"--contract {name!r} is unknown; known are: openoutbox, jeap, omnibox") from None
+    contract, every = contracts.get(name), [one.settings for one in contracts.known()]
+    if inbox and not contract.settings.inboxes:
+        raise _refusal("--inbox", [one.name for one in every if one.inboxes])
+    if partitioned and not contract.settings.partitions:
+        raise _refusal("--partitioned", [one.name for one in every if one.partitions])
+    return contract.variant(inbox=inbox, partitioned=partitioned)
 
 
-def _ready_index(contract: Contract) -> Callable[[TableName], str]:
-    from outspark.contracts.jeap import table as jeap
-    from outspark.contracts.omnibox import table as omnibox
+def _with_ready_index() -> Iterator[str]:
+    from outspark import contracts
+    from outspark.database.names import TableName
 
-    known: dict[str, Callable[[TableName], str]] = {"jeap": jeap.ready_index, "omnibox": omnibox.ready_index}
-    if contract.name not in known:
-        raise typer.BadParameter("--ready-index is for --contract jeap and omnibox")
-    return known[contract.name]
+    for contract in contracts.known():
+        if contract.ready_index(TableName.parse(contract.default_table)) is not None:
+            yield contract.name
+
+
+def _refusal(flag: str, able: Iterable[str]) -> typer.BadParameter:
+    return typer.BadParameter(f"{flag} is for --contract {' and '.join(able)}")
 
 
 def _contract_of(target: Target | None) -> str:
-    return "omnibox" if _is_inbox(target) else getattr(target, "contract", "openoutbox")
+    from outspark.config import contracts
+
+    return contracts.DEFAULT if target is None else target.contract
 
 
 def _table_of(own: Target | None, contract: Contract, *, unnamed: bool) -> str:
     """The table of the settings; `unnamed` where its default name would be that of a table of another kind."""
-    if own is None or (unnamed and own.table in ("outbox_events", "inbox_events")):
+    if own is None:
         return contract.default_table
-    return own.table
+    plain = contract.variant(inbox=_is_inbox(own)).default_table
+    return contract.default_table if unnamed and own.table == plain else own.table
 
 
 def _is_inbox(target: Target | None) -> bool:
@@ -250,10 +258,15 @@ def _dead_letters(name: str, target: Target | None, table: str | None, apply: bo
         maker.tell(resolve(conn, chosen))
 
 
-def _ignored(target: Target) -> tuple[str, ...]:
+def _ignored(contract: Contract, target: Target) -> Collection[str]:
+    """By the settings of a source whose table this may be."""
     from outspark.config.settings import SourceSettings
 
-    return target.jeap.ignore if isinstance(target, SourceSettings) else ()
+    return (
+        contract.ignored(target)
+        if isinstance(target, SourceSettings) and target.contract == contract.name
+        else ()
+    )
 
 
 def _create(
@@ -262,7 +275,7 @@ def _create(
     contract: Contract,
     table: TableName,
     bell: int,
-    ready_index: Callable[[TableName], str] | None,
+    ready_index: bool,
     beside: Callable[[TableName], list[Need]],
     granted: Callable[[TableName], list[str]],
 ) -> None:
@@ -274,7 +287,8 @@ def _create(
     with connect("inbox" if _is_inbox(target) else "source", name, target) as conn:
         with conn.transaction():
             maker = Maker(conn)
-            for statement in [*contract.statements(table), *([ready_index(table)] if ready_index else [])]:
+            ready = contract.ready_index(table) if ready_index else None
+            for statement in [*contract.statements(table), *([ready] if ready else [])]:
                 maker.run(statement)
             found = resolve(conn, table)
             for need in beside(found):
@@ -289,5 +303,5 @@ def _create(
             output.note(f"doorbell for {bell} lanes {'exists' if before == bell else 'created'}")
         for statement in granted(found):
             output.note(statement)
-        for finding in contract.check_table(conn, found, _ignored(target)):
+        for finding in contract.check_table(conn, found, _ignored(contract, target)):
             output.note(f"{finding.level}: {finding}")

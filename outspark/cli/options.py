@@ -30,7 +30,7 @@ Url = Annotated[str | None, flag("--url URL", "URL of the PostgreSQL database; o
 Table = Annotated[str | None, flag("--table NAME", "Name of the table; overrides the settings.")]
 Contract = Annotated[
     str | None,
-    flag("--contract NAME", "Contract of the table: openoutbox, jeap or omnibox; overrides the settings."),
+    flag("--contract NAME", "Contract of the table, such as openoutbox; overrides the settings."),
 ]
 Source = Annotated[
     str | None, flag("--source NAME", "The source that is meant, when the settings have several.")
@@ -71,11 +71,15 @@ class TableOptions(SourceOptions):
 
     def load(self) -> Settings:
         """The settings with these flags on top."""
+        from outspark import contracts
+
         if self.source is not None and self.inbox is not None:
             raise SettingsError("--source and --inbox exclude each other: choose one")
-        if self.inbox is not None and self.contract not in (None, "omnibox"):
-            raise SettingsError(f"--contract {self.contract!r} has no inbox; inboxes are of contract omnibox")
-        # An inbox has no setting of this name: its contract is always omnibox.
+        if self.inbox is not None and self.contract not in (None, inboxes := contracts.of_inboxes().name):
+            raise SettingsError(
+                f"--contract {self.contract!r} has no inbox; inboxes are of contract {inboxes}"
+            )
+        # An inbox has no setting of this name: one contract has all inboxes.
         return load_settings(**asdict(self) if self.inbox is None else asdict(replace(self, contract=None)))
 
 

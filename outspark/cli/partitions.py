@@ -101,7 +101,12 @@ def keep(
     with target.open() as opened:
         wanted = _wanted(opened, given)
         partitions = Partitions(
-            opened.conn, opened.table, every=wanted.every, ahead=wanted.ahead, retention=wanted.retention
+            opened.conn,
+            opened.table,
+            every=wanted.every,
+            ahead=wanted.ahead,
+            retention=wanted.retention,
+            contract=opened.contract,
         )
         changes = partitions.plan()
         if not dry_run:
@@ -133,12 +138,7 @@ def _given(every: str | None, ahead: int | None, retention: str | None) -> dict[
 def _wanted(opened: OpenTable, given: dict[str, Any]) -> PartitionSettings:
     """The settings of the source or inbox, with the flags on top."""
     from outspark.config.fields import PartitionSettings
-    from outspark.errors import SettingsError
 
-    if opened.contract != "omnibox":
-        raise SettingsError(
-            f"partitions are kept on contract omnibox, and {opened.name!r} is of {opened.contract}"
-        )
     known = (opened.partitions or PartitionSettings()).model_dump(exclude_none=True)
     return PartitionSettings.model_validate({**known, **given})
 

@@ -90,7 +90,7 @@ def open_inbox(name: str, settings: InboxSettings) -> Iterator[OpenTable]:
         yield OpenTable(
             kind="inbox",
             name=name,
-            contract="omnibox",
+            contract=settings.contract,
             conn=conn,
             table=table,
             table_maintenance=InboxMaintenance(table, settings.group),

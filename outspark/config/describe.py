@@ -9,10 +9,11 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
-from pydantic import BaseModel, SecretStr
+from pydantic import AfterValidator, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from outspark.config.settings import Settings
+from outspark.config import contracts
+from outspark.config.settings import Settings, SourceSettings
 
 _PLAIN = {
     str: "text",
@@ -36,18 +37,23 @@ def model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
     annotation: Any = Settings
     for part in path:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            field = annotation.model_fields.get(str(part))
+            field = fields_of(annotation).get(str(part))
             annotation = _given(field.annotation) if field else None
         else:
             annotation = (get_args(annotation) or (None,))[-1]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
+def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Its settings by name; a source also has the tables of single contracts."""
+    return model.model_fields | contracts.sections() if model is SourceSettings else model.model_fields
+
+
 def field_at(path: Sequence[str | int]) -> FieldInfo | None:
     """The setting that the path leads to; an item of a list counts as one."""
     model = model_at(path[:-1])
     if model is not None:
-        return model.model_fields.get(str(path[-1]))
+        return fields_of(model).get(str(path[-1]))
     whole = field_at(path[:-1]) if len(path) > 1 and isinstance(path[-1], int) else None
     return FieldInfo(annotation=get_args(whole.annotation)[0]) if whole and is_list(whole) else None
 
@@ -66,6 +72,8 @@ def _given(annotation: Any) -> Any:
 
 def _words(annotation: Any, metadata: Sequence[Any]) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
+    if any(isinstance(item, AfterValidator) and item.func is contracts.check_name for item in metadata):
+        return contracts.words()
     if origin is Annotated:
         return _words(args[0], args[1:])
     if origin in (Union, types.UnionType):

@@ -37,7 +37,7 @@ class RetrySettings(Model):
     """How a failed event comes back."""
 
     max_attempts: int = Field(
-        25, ge=1, description="Failures after which an event is dead; on omnibox the row says."
+        25, ge=1, description="Failures after which an event is dead, unless its row has a limit of its own."
     )
     base_delay: Duration = Field(
         timedelta(seconds=1), description="Wait after the first failure; doubles with each."

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
+from outspark.config import contracts
 from outspark.config.fields import Duration, Model, Ordering, PartitionSettings, RetrySettings
 
 
@@ -222,6 +223,11 @@ class InboxSettings(AcceptSettings):
     def _consistent(self) -> InboxSettings:
         _check_sharing(self.strategy, self.work)
         return self
+
+    @property
+    def contract(self) -> str:
+        """The contract that all inboxes are of."""
+        return contracts.of_inboxes()
 
     def work_settings(self, name: str) -> WorkSettings:
         return WorkSettings(

@@ -268,7 +268,7 @@ def _shown(path: layers.Path, value: Any) -> str | None:
 def _suggestion(path: layers.Path) -> str:
     word = str(path[-1])
     model = describe.model_at(path[:-1])
-    known = list(model.model_fields) if model else []
+    known = list(describe.fields_of(model)) if model else []
     if close := get_close_matches(word.lower(), known, n=1):
         return f"did you mean {close[0]}?"
     elsewhere = [

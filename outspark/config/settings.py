@@ -7,11 +7,11 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import combinations
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from outspark.config import durations
+from outspark.config import contracts, durations
 from outspark.config.fields import (
     DeadGuardSettings,
     Duration,
@@ -26,58 +26,33 @@ from outspark.config.targets import Target
 Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
 OnUnroutable = Literal["wait", "dead"]
-ContractName = Literal["openoutbox", "jeap", "omnibox"]
+ContractName = Annotated[str, AfterValidator(contracts.check_name)]
 DestinationType = Literal["kafka", "nats", "rabbitmq", "redis", "http", "stdout", "null"]
 EnvelopeForm = Literal["raw", "cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"]
 
 _URI_REFERENCE = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
 
 
-class JeapSettings(Model):
-    """What only a source of contract jeap has."""
-
-    trace: Literal["w3c", "b3", "both"] = Field(
-        "w3c", description="How the stored trace context goes out: as `traceparent`, as `b3`, or both."
-    )
-    lock_at_most: Duration = Field(
-        timedelta(minutes=2),
-        description="How long the ShedLock row holds without being extended; more than any publish timeout.",
-    )
-    housekeeping: str = Field(
-        "03:00",
-        pattern=r"^(([01]\d|2[0-3]):[0-5]\d|off)$",
-        description="When old messages are deleted each day, in UTC; `off` leaves that to `outspark prune`.",
-    )
-    sent_retention: Duration = Field(timedelta(days=2), description="How long sent messages stay.")
-    unsent_retention: Duration = Field(
-        timedelta(days=30), description="How long messages stay that were not sent, failed or not."
-    )
-    page_size: int = Field(500, ge=1, le=10_000, description="Messages deleted per transaction.")
-    max_pages: int = Field(100_000, ge=1, description="Pages per run and kind, at most.")
-    ignore: tuple[str, ...] = Field(
-        (),
-        description="Columns of the table and tables that refer to it, which are the service's own and say nothing "
-        "about how a message is sent. Any other that is not jEAP's is refused.",
-    )
-
-
 class SourceSettings(Model):
     """One outbox table in one database."""
 
+    # What only one contract has stands under the contract's name, as `jeap`; nothing else is allowed.
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, contracts.SECTION]] = Field(init=False)
+
     url: SecretStr = Field(description="PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.")
-    contract: ContractName = Field("openoutbox", description="What the table means.")
+    contract: ContractName = Field(contracts.DEFAULT, description="What the table means.")
     table: str = Field(
         "openoutbox_events",
         min_length=1,
-        description="Table name, with schema if not on the search path; on jeap: `deferred_message`, "
-        "on omnibox: `outbox_events`.",
+        description="Table name, with schema if not on the search path; each contract has its own default.",
     )
     ordering: Ordering = Field(
         "key", description='"key": in order per key. "none": relays compete for single events.'
     )
     lease: Lease = Field(
         "row",
-        description='"row": a claim marks the rows. "slot": ownership only, one write per event; always so on jeap.',
+        description='"row": a claim marks the rows. "slot": ownership only, one write per event.',
     )
     slots: int = Field(
         8, ge=1, le=256, description="Shares that the keys are split into; each has one owner."
@@ -105,30 +80,27 @@ class SourceSettings(Model):
     doorbell: bool = Field(False, description="Sleep until the trigger of `outspark init --doorbell` rings.")
     retry: RetrySettings = Field(default_factory=RetrySettings)
     transform: str | None = Field(None, description="Python hook `module:function` called with each event.")
-    jeap: JeapSettings = Field(default_factory=JeapSettings, description="Only with contract jeap.")
     partitions: PartitionSettings | None = Field(
-        None, description="Only with contract omnibox, where the table is partitioned."
+        None, description="Only where the table is partitioned, on contracts that can be."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_contract(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("contract") == "jeap":
-            return {"table": "deferred_message", "lease": "slot", **data}
-        if isinstance(data, dict) and data.get("contract") == "omnibox":
-            return {"table": "outbox_events", **data}
-        return data
+    def _of_contract(cls, data: Any) -> Any:
+        return contracts.prepare(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceSettings:
-        if self.contract == "jeap" and (self.ordering, self.lease) != ("key", "slot"):
-            raise ValueError(
-                'contract = "jeap" needs ordering = "key" and lease = "slot": its table has no leases'
+        contract = contracts.of(self.contract)
+        for problem in contract.check(self):
+            raise ValueError(problem)
+        for name in self.__pydantic_extra__.keys() - {self.contract}:
+            raise ValueError(f'the table {name} is for contract = "{name}"')
+        if not contract.partitions and self.partitions is not None:
+            able = " or ".join(
+                f'contract = "{one.name}"' for one in contracts.known().values() if one.partitions
             )
-        if self.contract != "jeap" and "jeap" in self.model_fields_set:
-            raise ValueError('the table jeap is for contract = "jeap"')
-        if self.contract != "omnibox" and self.partitions is not None:
-            raise ValueError('the table partitions is for contract = "omnibox"')
+            raise ValueError(f"the table partitions is for {able}")
         if self.ordering == "none" and self.lease == "slot":
             raise ValueError('lease = "slot" needs ordering = "key": without slots nothing owns an event')
         if self.ordering == "none" and self.on_dead == "park":
@@ -136,6 +108,11 @@ class SourceSettings(Model):
                 'on_dead = "park" needs ordering = "key": without order nothing waits behind a dead event'
             )
         return self
+
+    @property
+    def own(self) -> Any:
+        """The settings that only its contract has; None where that has none."""
+        return self.__pydantic_extra__.get(self.contract)
 
 
 class ClaimCheckSettings(Model):
@@ -302,7 +279,7 @@ class Settings(Model):
         problems = [
             *dangling(routes, self.sources, self.destinations),
             *self._check_routes(),
-            *self._check_locks(),
+            *self._check_timeouts(),
             *self._check_stuck(),
             *self._check_letters(),
             *self._check_partitions(),
@@ -319,14 +296,11 @@ class Settings(Model):
         if len(self.destinations) > 1 and not self.routes:
             yield f"routes are needed to choose between the destinations: {_names(self.destinations)}"
 
-    def _check_locks(self) -> Iterator[str]:
+    def _check_timeouts(self) -> Iterator[str]:
         longest = max((one.publish_timeout for one in self.destinations.values()), default=timedelta(0))
         for name, source in self.sources.items():
-            if source.contract == "jeap" and source.jeap.lock_at_most <= longest + timedelta(seconds=2):
-                yield (
-                    f"sources.{name}.jeap.lock_at_most = {durations.text(source.jeap.lock_at_most)} must be more than "
-                    f"2s longer than every publish_timeout, and the longest is {durations.text(longest)}"
-                )
+            for problem in contracts.of(source.contract).check_timeout(source, longest):
+                yield f"sources.{name}.{problem}"
 
     def _check_stuck(self) -> Iterator[str]:
         """A lane moves each time it publishes, and must not be taken for one that hangs before that has ended."""
@@ -349,8 +323,8 @@ class Settings(Model):
             source = self.sources[outbox]
             if source.url != inbox.url:
                 yield f"{where} must be in the database of the inbox: both are written together"
-            if source.contract == "jeap":
-                yield f"{where} is of contract jeap, whose messages belong to their own services"
+            if reason := contracts.of(source.contract).no_dead_letters:
+                yield f"{where} is of contract {source.contract}, {reason}"
 
     def _check_partitions(self) -> Iterator[str]:
         """Of one table they must be one: the shortest retention would win for all."""

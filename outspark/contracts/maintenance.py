@@ -17,16 +17,16 @@ Finished = Literal["delivered", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One look at an outbox. `pending` counts all that wait, and `backoff` and `scheduled` are part of it."""
+    """An outbox at one moment. `pending` counts all that wait; `backoff` and `scheduled` are part of it."""
 
     pending: int
-    """Not delivered yet and in nobody's hands."""
+    """Not delivered yet, and claimed by no relay."""
     backoff: int
     """Failed before, and waiting for the next try."""
     scheduled: int
     """Never tried, and due later."""
     delivering: int
-    """In the hands of a relay."""
+    """Claimed by a relay."""
     dead: int
     delivered: int | None
     """An estimate of the planner's unless it was asked for exactly; None before the first ANALYZE."""
@@ -136,11 +136,11 @@ class TableMaintenance(Protocol):
         mark: datetime | None,
         limit: int,
     ) -> PrunedBatch:
-        """Delete the next batch, oldest first, passing over rows that somebody has locked."""
+        """Delete the next batch, oldest first, passing over rows that another session has locked."""
         ...
 
     def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
-        """Drop what small tables of ours remember of events that are through or gone; harmless without such tables."""
+        """Drop what Outspark's small tables remember of events that are settled or gone; harmless without them."""
         ...
 
     def reap(
@@ -150,7 +150,7 @@ class TableMaintenance(Protocol):
 
 @runtime_checkable
 class Unlocking(Protocol):
-    """Maintenance of a contract that lets one take events out of somebody's hands."""
+    """Maintenance of a contract that lets an operator unlock events that a relay or a worker holds."""
 
     def unlock(self, conn: psycopg.Connection[Any], ids: list[str], reason: str) -> list[str]:
         """The reason stays with them; answers those that were held."""

@@ -22,8 +22,8 @@ from outspark.contracts.maintenance import (
     Stats,
     like,
 )
-from outspark.database.deliveries import deliveries_table
 from outspark.database.names import TableName
+from outspark.database.side_tables import deliveries_table
 from outspark.database.slots import EXISTS
 from outspark.errors import SettingsError
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from outspark.database import deliveries, slots
+from outspark.database import side_tables, slots
 from outspark.database.names import TableName
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ DO $grant$ BEGIN IF to_regclass({name}) IS NOT NULL THEN {grant}; END IF; END $g
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`create` makes a table of ours that is not there; a lane does so itself unless `by_hand`.
+    """`create` makes a table of Outspark that is not there; a lane does so itself unless `by_hand`.
 
-    A table that nobody makes need not be there.
+    A table without `create` need not be there.
     """
 
     table: TableName
@@ -48,7 +48,7 @@ class Need:
 
 
 def side_needs(contract: Contract, table: TableName, *, ordered: bool, fans_out: bool) -> list[Need]:
-    """Our own small tables."""
+    """Outspark's own small tables."""
     found = []
     if ordered:
         create = slots.compose(slots.CREATE, table)
@@ -57,8 +57,8 @@ def side_needs(contract: Contract, table: TableName, *, ordered: bool, fans_out:
     for name, create in contract.side_tables(table).items() if ordered else ():
         found.append(Need(TableName.parse(name), every, create))
     if fans_out:
-        create = deliveries.compose(deliveries.CREATE, table)
-        found.append(Need(deliveries.deliveries_table(table), every, create, by_hand=True))
+        create = side_tables.compose(side_tables.CREATE_DELIVERIES, table)
+        found.append(Need(side_tables.deliveries_table(table), every, create, by_hand=True))
     return found
 
 
@@ -117,9 +117,11 @@ def grants(
     if inbox:
         return [*statements, _grant(("SELECT", "INSERT", "UPDATE", "DELETE"), table, role)]
     if who == "writer":
-        # A service of jEAP notes what it sent at once.
-        own = ("SELECT", "INSERT", "UPDATE") if contract.name == "jeap" else ("SELECT", "INSERT")
-        return [*statements, _grant(own, table, role), *_sequences(contract, table, role)]
+        return [
+            *statements,
+            _grant(contract.writer_privileges, table, role),
+            *(_grant_usage(sequence, role) for sequence in contract.sequences(table)),
+        ]
     lock, headers = contract.lock_table(table), contract.header_table(table)
     # To delete is for `prune`, `dead discard` and housekeeping.
     statements.append(_grant(("SELECT", "UPDATE", "DELETE"), table, role))
@@ -151,8 +153,6 @@ def _grant_if_there(privileges: tuple[str, ...], table: TableName, role: str) ->
     return sql.SQL(GRANT_IF_THERE).format(name=name, grant=grant).as_string(None)
 
 
-def _sequences(contract: Contract, table: TableName, role: str) -> list[str]:
-    if contract.name != "jeap":
-        return []
-    name = table.sibling("sequence").identifier
-    return [sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(name, sql.Identifier(role)).as_string(None)]
+def _grant_usage(sequence: TableName, role: str) -> str:
+    grant = sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(sequence.identifier, sql.Identifier(role))
+    return grant.as_string(None)

@@ -1,6 +1,6 @@
 """Partitions of a table split by RANGE over one time column: what there are, and the statements that make and end them.
 
-Whether a partition's events are all final is the contract's to say, in `FINISHED`.
+Whether a partition's events are all final is for the contract to say, in `PartitionSql`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CROSS JOIN LATERAL (SELECT p.bound,
 WHERE i.inhparent = to_regclass(%(name)s) AND c.relpartbound IS NOT NULL
 ORDER BY first NULLS FIRST"""
 
-# From the catalog alone: pg_get_partkeydef would wait for whoever holds the table.
+# From the catalog alone: pg_get_partkeydef would wait for a session that holds the table.
 SPLIT = """\
 -- Is a table split by RANGE over created_at alone? No row when it is not split at all
 SELECT p.partstrat = 'r' AND p.partnatts = 1 AND a.attname IS NOT DISTINCT FROM 'created_at'
@@ -78,20 +78,15 @@ LOCK_TIMEOUT = """\
 -- Wait for no lock longer than this: whoever comes after us in the queue waits with us
 SELECT set_config('lock_timeout', %(milliseconds)s::text, true)"""
 
-# Reads all of the partition, while nobody waits for it.
-FINISHED = """\
--- Are all its events final, and since before that time?
-SELECT NOT EXISTS (
-  SELECT 1 FROM {partition}
-  WHERE status = 'pending' OR coalesce(completed_at, updated_at, created_at) >= %(before)s)"""
 
-# Three looks into indexes, because everybody waits meanwhile.
-STILL_FINISHED = """\
--- Has nothing changed in it since we looked?
-SELECT NOT EXISTS (SELECT 1 FROM {partition} WHERE updated_at >= %(before)s)
-   AND NOT EXISTS (SELECT 1 FROM {partition} WHERE locked_at IS NOT NULL AND status = 'pending')
-   AND NOT EXISTS (SELECT 1 FROM {partition}
-                   WHERE status = 'pending' AND locked_at IS NULL AND attempts_made < max_attempts)"""
+@dataclass(frozen=True, slots=True)
+class PartitionSql:
+    """What a contract says of `{partition}`: each answers one boolean, with the parameter `before`."""
+
+    finished: str
+    """Is every event in it final, and was so before that time? May read all of it."""
+    still_finished: str
+    """Has nothing changed since then? Every writer waits meanwhile, so it may use indexes only."""
 
 
 @dataclass(frozen=True, slots=True)

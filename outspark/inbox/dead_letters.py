@@ -1,7 +1,7 @@
 """Letters about events that died in their handlers: a row in a table, or an event in an outbox.
 
-Either is written in the transaction that makes the event dead, so that there is one letter for each death. Whatever the
-message was like, a letter can be written: one that no outbox takes would keep its event from dying for ever.
+Either is written in the transaction that makes the event dead, so that there is one letter for each death. A letter can
+be written whatever the message was like: otherwise its event could never die.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
 
+from outspark import contracts
 from outspark.config.inbox import InboxSettings
 from outspark.config.settings import SourceSettings
 from outspark.contracts.omnibox.inbox import KEY_HEADER
+from outspark.contracts.writing import DeadLetter, OutboxWriter
 from outspark.database.names import TableName
-from outspark.errors import EventInvalid
+from outspark.errors import EventInvalid, SettingsError
 from outspark.inbox.event import InboxEvent
 from outspark.inbox.handling.settle import OnDead
-from outspark.outbox.new_event import Limits, NewEvent
-from outspark.outbox.omnibox import NewOutboxEvent, OmniboxOutbox
-from outspark.outbox.openoutbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +57,8 @@ HEADERS = {
     f"{PREFIX}message": "message_id",
 }
 
-# What was small enough for the broker it came from is so for a row.
-_LIMITS = Limits(payload=sys.maxsize, headers=sys.maxsize, key=sys.maxsize)
 _MAX_KEY = 255
 _NO_LINE = re.compile(r"[\r\n\0]+")
-
-Write = Callable[[psycopg.Connection[Any], InboxEvent, str, dict[str, str]], None]
 
 
 def statements(table: TableName) -> list[str]:
@@ -82,11 +75,13 @@ def writer(inbox: InboxSettings, outbox: SourceSettings | None) -> OnDead | None
         return _into_table(TableName.parse(settings.table))
     assert outbox is not None
     assert settings.topic is not None
-    if outbox.contract == "omnibox":
-        write = _into_omnibox(OmniboxOutbox(outbox.table, limits=_LIMITS), settings.topic)
-    else:
-        write = _into_outbox(Outbox(outbox.table, limits=_LIMITS), settings.topic)
-    return _with_headers(write, {name.lower() for name in (*inbox.id_headers, *inbox.idempotency_headers)})
+    contract = contracts.get(outbox.contract)
+    if reason := contract.settings.no_dead_letters:
+        raise SettingsError(
+            f"dead letters cannot go through table {outbox.table}: it is of contract {outbox.contract}, {reason}"
+        )
+    named = {name.lower() for name in (*inbox.id_headers, *inbox.idempotency_headers)}
+    return _into_outbox(contract.outbox_writer(TableName.parse(outbox.table)), settings.topic, named)
 
 
 def _into_table(table: TableName) -> OnDead:
@@ -98,42 +93,24 @@ def _into_table(table: TableName) -> OnDead:
     return write
 
 
-def _with_headers(write: Write, naming: Collection[str]) -> OnDead:
-    """A letter with the message's body and headers; where these are not fit for an outbox, with neither."""
+def _into_outbox(outbox: OutboxWriter, topic: str, naming: Collection[str]) -> OnDead:
+    """A letter with the message's body and headers; with neither, where the outbox cannot hold them."""
 
-    def write_some(conn: psycopg.Connection[Any], event: InboxEvent, error: str) -> None:
+    def write(conn: psycopg.Connection[Any], event: InboxEvent, error: str) -> None:
         ours = {header: _line(_letter(event, error)[field]) for header, field in HEADERS.items()}
+
+        def send(body: str, headers: dict[str, str]) -> None:
+            letter = DeadLetter(event.id, event.type, topic, _key(event), body, headers)
+            outbox.write_dead_letter(conn, letter)
+
         try:
-            write(conn, event, event.body, {**_kept(event, naming), **ours})
+            send(event.body, {**_kept(event, naming), **ours})
         except EventInvalid as refusal:
             extra = {"group": event.group, "event": event.id, "error": str(refusal)}
-            log.warning("a letter goes without the message it is about", extra=extra)
-            write(conn, event, json.dumps({"event_id": event.id}), ours)
-
-    return write_some
-
-
-def _into_outbox(outbox: Outbox, topic: str) -> Write:
-    def write(conn: psycopg.Connection[Any], event: InboxEvent, body: str, headers: dict[str, str]) -> None:
-        outbox.enqueue(conn, NewEvent(type=topic, payload=body.encode(), key=_key(event), headers=headers))
-
-    return write
-
-
-def _into_omnibox(outbox: OmniboxOutbox, topic: str) -> Write:
-    def write(conn: psycopg.Connection[Any], event: InboxEvent, body: str, headers: dict[str, str]) -> None:
-        outbox.enqueue(
-            conn,
-            NewOutboxEvent(
-                type=event.type if event.type.strip() else "inbox_event",
-                topic=topic,
-                aggregate_type="inbox_event",
-                aggregate_id=UUID(event.id),
-                key=_key(event),
-                payload=body,
-                headers=headers,
-            ),
-        )
+            log.warning(
+                "dead letter written without payload and headers: the outbox rejected them", extra=extra
+            )
+            send(json.dumps({"event_id": event.id}), ours)
 
     return write
 
@@ -157,8 +134,8 @@ def _letter(event: InboxEvent, error: str) -> dict[str, str]:
 
 
 def _kept(event: InboxEvent, naming: Collection[str]) -> dict[str, str]:
-    """The message's headers as text. What names the message is set apart: the letter is another one, and whoever
-    takes letters in must not take those of two groups for one."""
+    """The message's headers as text. Those that name the message get a prefix: the letter is another message, and an
+    inbox for letters must not take those of two groups for one."""
     kept = {}
     for name, value in event.headers.items():
         if name != KEY_HEADER:

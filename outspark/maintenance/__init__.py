@@ -1,1 +1,1 @@
-"""Operations on tables: statistics, dead events, pruning, reaping, partitions, jEAP's housekeeping."""
+"""Operations on tables: statistics, dead events, pruning, reaping, partitions, housekeeping."""

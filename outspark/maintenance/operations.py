@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from outspark import contracts
 from outspark.contracts.maintenance import (
     DeadEvent,
     DeadFilter,
@@ -104,7 +105,7 @@ class Maintenance:
     ) -> Iterator[Pruned]:
         """Delete finished events past their retention, one transaction a batch, and yield the sum after each.
 
-        It waits for nobody and nobody waits for it: rows that are locked are passed over and go another time.
+        It waits for no lock, and holds none that others wait for: locked rows are passed over and go with a later run.
         `max_batches` bounds those of each kind.
         """
         done = Pruned()
@@ -126,14 +127,15 @@ class Maintenance:
             return self._chores.reap(self._conn, lease, max_attempts, batch)
 
     def unlock(self, ids: list[str], reason: str) -> list[str]:
-        """Take events out of somebody's hands, uncounted and due as before; answers the ids that were held.
+        """Unlock events that a relay or a worker holds, uncounted and due as before; answers the ids that were held.
 
-        Only for one who is known to be gone or stuck: a relay may send the event twice then, and a worker that is
-        still at it finds its lock gone and rolls its effects back.
+        Only for a holder that is known to be gone or stuck: a relay may send the event twice then, and a worker that
+        still handles it finds its lock gone and rolls its effects back.
         """
         if not isinstance(self._chores, Unlocking):
+            able = " and ".join(one.name for one in contracts.known() if hasattr(one.maintenance, "unlock"))
             raise SettingsError(
-                "a forced unlock is for inboxes and for outboxes of contract omnibox; elsewhere reap gives back "
+                f"a forced unlock is for inboxes and for outboxes of contract {able}; elsewhere reap gives back "
                 "claims that ran out"
             )
         with self._transaction():

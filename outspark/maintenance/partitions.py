@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from outspark import contracts
 from outspark.config.fields import PartitionSettings
 from outspark.config.inbox import InboxSettings
 from outspark.config.settings import Settings, SourceSettings
@@ -33,7 +34,7 @@ Every = Literal["hour", "day", "week", "month"]
 _FORMS: dict[Every, str] = {"hour": "%Y%m%d_%H", "day": "%Y%m%d", "week": "%Y%m%d", "month": "%Y%m"}
 _ODD = "%Y%m%d_%H%M%S"
 
-# Somebody holds the table, or has just made the same partition, or one that overlaps it.
+# Another session holds the table, or has just made the same partition, or one that overlaps it.
 _BUSY = (
     psycopg.errors.LockNotAvailable,
     *MADE_MEANWHILE,
@@ -56,6 +57,7 @@ class Partitions:
     `every` is how long a new partition is, in UTC, and `ahead` how many there are beyond the present one. A partition
     goes when it ended `retention` ago and every event in it is final and was so before then; None keeps all. With it
     goes the knowledge of its messages: one that is delivered again is refused after that, not handled again.
+    `contract` says when an event is final; without it, that of inboxes does.
     """
 
     def __init__(
@@ -67,9 +69,12 @@ class Partitions:
         ahead: int = 3,
         retention: timedelta | None = None,
         lock_timeout: timedelta = timedelta(seconds=1),
+        contract: str | None = None,
     ) -> None:
         self._conn = conn
         self._table = resolve(conn, table if isinstance(table, TableName) else TableName.parse(table))
+        meaning = contracts.of_inboxes() if contract is None else contracts.get(contract)
+        self._sql = meaning.partition_sql()
         statements.require_split(conn, self._table)
         self._every: Every = every
         self._ahead = ahead
@@ -77,7 +82,7 @@ class Partitions:
         self._lock_timeout = lock_timeout
 
     def plan(self) -> Changes:
-        """What `run_once` would do now, if nobody is in the way."""
+        """What `run_once` would do now, if no other session holds a lock that it needs."""
         created = [name.table for name, _ in self._missing()]
         dropped = [partition.name for partition, _ in self._droppable()]
         return Changes(tuple(created), tuple(dropped))
@@ -96,7 +101,7 @@ class Partitions:
         return created, busy
 
     def drop_finished(self) -> tuple[list[str], list[str]]:
-        """Names dropped, and names of those that somebody held."""
+        """Names dropped, and names of those that another session held."""
         dropped: list[str] = []
         busy: list[str] = []
         for partition, before in self._droppable():
@@ -144,7 +149,7 @@ class Partitions:
         return True
 
     def _finished(self, partition: Partition, before: datetime) -> bool:
-        statement = statements.compose(statements.FINISHED, self._table, partition.table)
+        statement = statements.compose(self._sql.finished, self._table, partition.table)
         try:
             with self._conn.transaction(), psycopg.Cursor(self._conn, row_factory=tuple_row) as cursor:
                 self._wait_shortly()
@@ -152,22 +157,20 @@ class Partitions:
         except psycopg.errors.UndefinedTable:
             return False
         except psycopg.errors.LockNotAvailable:
-            # As far as anybody can see; whoever drops it looks again.
+            # As far as can be seen without the lock; it is checked again before the drop.
             return True
         return row is not None and bool(row[0])
 
     def _drop(self, partition: Partition, before: datetime) -> bool | None:
-        """None when somebody holds it; False when something in it is open again, or it is gone already."""
+        """None when another session holds it; False when something in it is open again, or it is gone already."""
         try:
             with self._conn.transaction() as transaction:
                 self._wait_shortly()
                 # Detached first: so locks are taken in the order in which writers take them, the table's first.
                 self._change(statements.DETACH, partition.table)
-                hide_from_planner = statements.compose(
-                    statements.STILL_FINISHED, self._table, partition.table
-                )
+                statement = statements.compose(self._sql.still_finished, self._table, partition.table)
                 with psycopg.Cursor(self._conn, row_factory=tuple_row) as cursor:
-                    row = cursor.execute(hide_from_planner, {"before": before}).fetchone()
+                    row = cursor.execute(statement, {"before": before}).fetchone()
                 if row is None or not row[0]:
                     raise psycopg.Rollback(transaction)
                 self._change(statements.DROP, partition.table)
@@ -266,6 +269,7 @@ class PartitionKeeper:
                 every=partitions.every,
                 ahead=partitions.ahead,
                 retention=partitions.retention,
+                contract=table.contract,
             ).run_once()
 
     def _turn(self, name: str) -> timedelta:
@@ -277,5 +281,5 @@ class PartitionKeeper:
             log.warning("partitions were not kept", extra={"of": name, "error": reason})
             return self.retry_pause
         # Also when something was busy: they are made ahead and dropped late, so there is time, and asking again
-        # soon would only stand in everybody's way.
+        # soon would only make other sessions wait.
         return interval(self.tables[name][1].every)

@@ -14,7 +14,8 @@ def relay_lock(
     conn: Connection, table: TableName, settings: SourceSettings, relay: str, instance: str
 ) -> ShedLock | None:
     """The lock that all lanes of a run hold while they relay from this table; None where its contract has none."""
-    where = contracts.get(settings.contract).lock_table(table)
-    if where is None:
+    contract = contracts.get(settings.contract)
+    where, at_most = contract.lock_table(table), contract.lock_at_most(settings)
+    if where is None or at_most is None:
         return None
-    return ShedLock(conn, where, statements.RELAY, holder(relay, instance), settings.jeap.lock_at_most)
+    return ShedLock(conn, where, statements.RELAY, holder(relay, instance), at_most)

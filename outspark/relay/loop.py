@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from outspark.database.arrays import Texts
-from outspark.database.deliveries import Deliveries
 from outspark.database.shedlock import ShedLock
+from outspark.database.side_tables import Deliveries
 from outspark.delivery.dead_guard import LONGEST_PAUSE, DeadGuard
 from outspark.delivery.destination import Block, Breaker, Destination
 from outspark.delivery.dispatcher import NOWHERE, Dispatched, Dispatcher

@@ -17,9 +17,9 @@ from outspark.contracts.contract import TOKEN_PREFIX
 from outspark.database import doorbell
 from outspark.database.check import refuse_errors
 from outspark.database.connecting import Connecting
-from outspark.database.deliveries import Deliveries
 from outspark.database.names import TableName, bell_channel, lock_class, resolve
 from outspark.database.session import Connection
+from outspark.database.side_tables import Deliveries
 from outspark.database.slots import Owner, Slots
 from outspark.delivery.destination import Destination
 from outspark.delivery.dispatcher import Dispatcher
@@ -227,7 +227,7 @@ class DatabaseSession:
         spec, settings = self.spec, assigned.settings
         contract = contracts.get(settings.contract)
         table = resolve(conn, TableName.parse(settings.table))
-        findings = contract.check_table(conn, table, settings.jeap.ignore)
+        findings = contract.check_table(conn, table, contract.ignored(settings))
         refuse_errors(table, findings)
         statements = contract.relay_statements(table, settings, conn)
         if any(finding.lacks_index for finding in findings):

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 from outspark import backoff
 from outspark.contracts.contract import Settlement
-from outspark.database.deliveries import Deliveries
+from outspark.database.side_tables import Deliveries
 from outspark.delivery.dead_guard import DeadGuard
 from outspark.delivery.destination import Block, Destination
 from outspark.delivery.dispatcher import NOWHERE, Dispatched

@@ -195,7 +195,8 @@ class Monitor:
 
     def _look_closely(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
         self._identities.claim(conn, name, table)
-        findings = contracts.get(source.contract).check_table(conn, table, source.jeap.ignore)
+        contract = contracts.get(source.contract)
+        findings = contract.check_table(conn, table, contract.ignored(source))
         refuse_errors(table, findings)
         for finding in findings:
             log.warning(finding.problem, extra={"source": name, "remedy": finding.remedy})

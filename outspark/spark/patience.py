@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from outspark import contracts
 from outspark.config.settings import Settings, SourceSettings
 from outspark.hosting.spec import LEAD
 
@@ -32,9 +33,10 @@ class Patience:
 
     def unowned(self, source: SourceSettings) -> float:
         """Slots that nobody holds; so that it is told within an interval, whenever in it that begins."""
-        if source.contract == "jeap":
-            # A relay of another make may have the lock, and one that vanished has it until it runs out.
-            return source.jeap.lock_at_most.total_seconds() + self.interval
+        lock = contracts.get(source.contract).lock_at_most(source)
+        if lock is not None:
+            # A relay of another make may have the lock, and one that crashed has it until it runs out.
+            return lock.total_seconds() + self.interval
         return self.interval - 2 * self.look
 
     @property

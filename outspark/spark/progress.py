@@ -134,7 +134,7 @@ class Progress:
             return
         id, seconds, in_flight = found
         head = self._head
-        unknown = self.source.contract == "jeap"
+        unknown = not contracts.get(self.source.contract).shows_backoff
         if head is None or head.id != id or (unknown and settled != head.settled):
             head = _Head(id, now, now, settled)
         # Under `lease = "row"` a batch is marked while it is published.

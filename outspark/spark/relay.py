@@ -11,7 +11,7 @@ from typing import Any
 from outspark.config.settings import Settings
 from outspark.contracts.maintenance import Stats
 from outspark.database.shedlock import holder
-from outspark.maintenance.jeap_housekeeping import Housekeeper
+from outspark.maintenance.housekeeping import Housekeeper
 from outspark.observability import metrics, otel
 from outspark.redaction import redact
 from outspark.relay.spec import assign_slots

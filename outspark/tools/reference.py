@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from outspark.cli.app import app
-from outspark.config import describe, durations, environment, fields, inbox, settings
+from outspark.config import contracts, describe, durations, environment, fields, inbox, settings
 from outspark.config.fields import DeadGuardSettings, RetrySettings
 from outspark.config.layers import text
 from outspark.observability.metrics import METRICS, Metric
@@ -34,7 +34,11 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "sources.NAME": settings.SourceSettings,
     "sources.NAME.retry": RetrySettings,
     "sources.NAME.dead_guard": DeadGuardSettings,
-    "sources.NAME.jeap": settings.JeapSettings,
+    **{
+        f"sources.NAME.{name}": contract.section
+        for name, contract in contracts.known().items()
+        if contract.section is not None
+    },
     "destinations.NAME": settings.DestinationSettings,
     "destinations.NAME.claim_check": settings.ClaimCheckSettings,
     "[routes]": settings.RouteSettings,
@@ -65,10 +69,13 @@ def settings_page() -> str:
         "How files, the environment and flags come together is in [configuration](../configuration.md).",
     ]
     for name, model in _SECTIONS.items():
-        fields = model.model_fields.items()
+        fields = describe.fields_of(model).items()
         rows = [_setting(key, field) for key, field in fields if f"{name}.{key}" not in _SECTIONS]
         heading = f"## `[{name}]`" + (f"\n\n{model.__doc__.strip()}" if model.__doc__ else "")
         parts.append(f"{heading}\n\n{_table(['key', 'allowed', 'default', 'meaning'], rows)}")
+    parts.append(
+        "## Contracts\n\n" + _table(["contract", "default of `table`", "other defaults"], _contracts())
+    )
     parts.append(_environment())
     return "\n\n".join(parts) + "\n"
 
@@ -155,6 +162,17 @@ def _environment() -> str:
         rows = [_variable(name, f"`{text(path)}`") for name, path in variables.items()]
         parts.append(f"### With `PUBLISHER_TYPE={type}`\n\n{_table(columns, rows)}")
     return "\n\n".join(parts)
+
+
+def _contracts() -> list[list[str]]:
+    return [
+        [
+            f"`{name}`",
+            f"`{contract.default_table}`",
+            ", ".join(f'`{key} = "{value}"`' for key, value in contract.defaults.items()),
+        ]
+        for name, contract in contracts.known().items()
+    ]
 
 
 def _variables() -> list[list[str]]:

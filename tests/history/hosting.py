@@ -156,7 +156,7 @@ class Relay:
         source = self.settings.sources["outbox"]
         if source.contract == "jeap":
             held = holder(self.settings.relay.id, self.instance)
-            ShedLock(conn, TableName("shedlock"), RELAY, held, source.jeap.lock_at_most).release()
+            ShedLock(conn, TableName("shedlock"), RELAY, held, source.own.lock_at_most).release()
 
     def abandon(self) -> None:
         """At the end of a test, whatever happened in it."""

@@ -306,7 +306,7 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
             {},
             "sources.a.pasword (environment variable OUTSPARK__SOURCES__A__PASWORD): unknown key; known are: "
             "url, contract, table, ordering, lease, slots, batch_size, batch_bytes, poll_interval, lease_timeout, "
-            "reap_batch_size, on_dead, on_unroutable, dead_guard, doorbell, retry, transform, jeap, partitions",
+            "reap_batch_size, on_dead, on_unroutable, dead_guard, doorbell, retry, transform, partitions, jeap",
         ),
         (
             {"OUTSPARK__RELAY": "x"},

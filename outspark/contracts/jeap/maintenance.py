@@ -15,7 +15,7 @@ from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import UNSENT
 from outspark.contracts.maintenance import DeadFilter, Finished, Gauge, PrunedBatch, Stats
 from outspark.contracts.maintenance_sql import MaintenanceSql, SqlMaintenance, whole_number
-from outspark.database import attempts
+from outspark.database import side_tables
 from outspark.database.times import readable
 from outspark.observability.metrics import JEAP_FAILED_COUNT, JEAP_READY_COUNT
 
@@ -165,7 +165,7 @@ class JeapMaintenance(SqlMaintenance):
         return PrunedBatch(*self._rows(conn, PRUNE, {"before": before, "limit": limit}, **parts)[0])
 
     def forget_settled(self, conn: psycopg.Connection[Any]) -> None:
-        tried = attempts.attempts_table(self._table).identifier
+        tried = side_tables.attempts_table(self._table).identifier
         if self._is_there(conn, tried):
             self._rows(conn, FORGET_ATTEMPTS, {"source": str(self._table)}, attempts_table=tried)
         super().forget_settled(conn)
@@ -177,6 +177,6 @@ class JeapMaintenance(SqlMaintenance):
         return key.encode(errors="surrogateescape")
 
     def _forget_attempts(self, conn: psycopg.Connection[Any], ids: list[str]) -> None:
-        if ids and self._is_there(conn, attempts.attempts_table(self._table).identifier):
-            statement = attempts.compose(attempts.FORGET, self._table)
+        if ids and self._is_there(conn, side_tables.attempts_table(self._table).identifier):
+            statement = side_tables.compose(side_tables.FORGET_ATTEMPTS, self._table)
             conn.execute(statement.encode(), {"source": str(self._table), "ids": ids})

@@ -16,12 +16,13 @@ from psycopg import sql
 
 from outspark.contracts.contract import ASYNC_COMMIT, RelayStatements, Timer
 from outspark.contracts.jeap import headers
+from outspark.contracts.jeap.settings import own
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
 from outspark.database.arrays import text_array
-from outspark.database.attempts import attempts_table
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked
+from outspark.database.side_tables import attempts_table
 from outspark.database.slots import FENCE, slots_table
 from outspark.database.times import readable, seconds_until
 from outspark.event import Event
@@ -165,11 +166,11 @@ def relay_statements(
     ordered_by, unsent = sql.SQL(_ORDER_KEY), sql.SQL(UNSENT)
     bounds = bounded(settings.batch_bytes, "id")
     event = sql.SQL(_EVENT).format(
-        parent=sql.SQL(_PARENT[settings.jeap.trace]),
+        parent=sql.SQL(_PARENT[own(settings).trace]),
         created=sql.SQL(readable("e.created")),
         cut=bounds["cut"],
     )
-    read, all_is_read = _reader(settings.jeap.trace), headers.still_none(table)
+    read, all_is_read = _reader(own(settings).trace), headers.still_none(table)
     header_size: sql.Composable = sql.SQL("0")
     if conn is not None and headers.look_at(conn, table).are_stored:
         event, all_is_read = headers.packed(table) + sql.SQL(", ") + event, sql.Composed([sql.SQL("true")])

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psycopg
 
+from outspark.config.contracts import ContractSettings
+from outspark.contracts.contract import Contract
 from outspark.contracts.omnibox import relay
 from outspark.contracts.omnibox import table as tables
-from outspark.contracts.omnibox.maintenance import OmniboxMaintenance
+from outspark.contracts.omnibox.maintenance import PARTITIONS, OmniboxMaintenance
+from outspark.contracts.writing import OutboxWriter, application_side
 from outspark.database.check import Finding
 from outspark.database.names import TableName
+from outspark.database.partitions import PartitionSql
 
 if TYPE_CHECKING:
     import sqlalchemy
 
 
 @dataclass(frozen=True, slots=True)
-class Omnibox:
+class Omnibox(Contract):
     """Everything the rest of Outspark knows about this kind of table. Tables are given as `TableName`.
 
     `inbox` and `partitioned` say which of the four tables is to be made or checked. Lanes and maintenance are for
@@ -28,7 +32,12 @@ class Omnibox:
 
     inbox: bool = False
     partitioned: bool = False
-    name: ClassVar[str] = "omnibox"
+    settings: ClassVar[ContractSettings] = ContractSettings(
+        name="omnibox",
+        default_table=str(tables.kind().default_table),
+        partitions=True,
+        inboxes=True,
+    )
 
     relay_statements = staticmethod(relay.relay_statements)
     ready_index = staticmethod(tables.ready_index)
@@ -38,11 +47,14 @@ class Omnibox:
     def default_table(self) -> str:
         return str(self._kind.default_table)
 
-    def ddl(self, table: TableName) -> str:
-        return self._kind.ddl(table)
+    def variant(self, *, inbox: bool = False, partitioned: bool = False) -> Omnibox:
+        return Omnibox(inbox, partitioned)
 
     def statements(self, table: TableName) -> list[str]:
         return self._kind.statements(table)
+
+    def drop_statements(self, table: TableName) -> list[str]:
+        return self._kind.drop_statements(table)
 
     def metadata(self, table: TableName | None = None) -> sqlalchemy.Table:
         return self._kind.metadata(table)
@@ -52,14 +64,11 @@ class Omnibox:
     ) -> list[Finding]:
         return tables.check_table(conn, table, inbox=self.inbox)
 
-    def lock_table(self, table: TableName) -> None:
-        return None
+    def outbox_writer(self, table: TableName) -> OutboxWriter:
+        return application_side("outspark.outbox.omnibox.plain:OmniboxWriter", table)
 
-    def header_table(self, table: TableName) -> None:
-        return None
-
-    def side_tables(self, table: TableName) -> Mapping[str, str]:
-        return {}
+    def partition_sql(self) -> PartitionSql:
+        return PARTITIONS
 
     @property
     def _kind(self) -> tables.Kind:

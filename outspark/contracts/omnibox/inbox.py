@@ -5,7 +5,7 @@ message ───────────────► pending ─────
    │ not fit to be handled  ▲                            │
    └────────► failed        └──settle, adopt, unlock─────┴──settle──► failed
 
-A row is named by `(id, created_at)`, so that a partitioned table looks into one partition only. One that failed has no
+A row is named by `(id, created_at)`, so that only one partition of a partitioned table is read. One that failed has no
 attempts left, because omni-box refuses to read a failed row that has.
 """
 
@@ -22,6 +22,7 @@ from psycopg import sql
 from outspark.contracts.contract import ASYNC_COMMIT
 from outspark.contracts.omnibox.inbox_guard import beside
 from outspark.contracts.omnibox.inbox_ids import AHEAD, ID, START
+from outspark.contracts.omnibox.maintenance import UNLOCKED
 from outspark.database.names import TableName, resolve
 from outspark.database.predicates import hide_from_planner, not_blocked, size
 from outspark.database.times import readable, same, seconds_until
@@ -34,9 +35,6 @@ WORKER_PREFIX: Final = "outspark/inbox/"
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Of payloads and headers in a claim, unless told otherwise; a single event may be larger."""
-
-UNLOCKED: Final = "unlocked by force"
-"""How the last error of an event begins that was taken out of somebody's hands."""
 
 # scheduled_at is the order of acceptance, on the database's clock and a microsecond apart, until the event is put off;
 # id is so for ever. created_at is the message's own time, which is the same whenever and wherever it comes again.
@@ -143,9 +141,9 @@ WITH chosen AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 ){lock}"""
 
-# A key whose event is in somebody else's hands waits until that has ended: its worker may have lost its slots and
-# not know it yet. Wherever we look for what is locked, its status stays out of sight: nearly all that has this status
-# is not locked.
+# A key whose event another worker holds waits until that has ended: that worker may have lost its slots and not know it
+# yet. Where a statement reads locked rows, the status is hidden from the planner: nearly all rows that have this status
+# are not locked.
 _IN_ORDER = """
     AND {slot} = ANY(%(slots)s::int[])
     AND {not_blocked}
@@ -154,11 +152,8 @@ _IN_ORDER = """
       WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
     )))"""
 
-_UNORDERED = """
-    AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL"""
-
-# Also those in others' hands: when they come back, their place in the queue may be behind later ones of their key. And
-# those that were unlocked: later ones of their key may have been in the same hands, and count as tried.
+# Also those that other workers hold: when they come back, their place may be behind later ones of their key. And those
+# that were unlocked: the same worker may have held later ones of their key, which count as tried.
 HEADS = """
 -- Events that failed before or are being handled: each holds up its key; the first of a key last
 SELECT h.id::text, {head_created_at}, h.key, {head_until_due}
@@ -190,7 +185,7 @@ FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(notes)s::text[]) 
 WHERE {named} AND {held}
 RETURNING e.id::text"""
 
-# A row's own limit may have been lowered while it was in our hands.
+# A row's own limit may have been lowered while the worker held it.
 _LAST = """(o.state = 'dead' OR e.attempts_made + o.counted >= e.max_attempts)"""
 
 SETTLE = """
@@ -226,7 +221,7 @@ ALIVE = """
 -- Show that this worker lives for as long as its session does
 SELECT pg_try_advisory_lock(%(class)s::int, %(instance)s::int)"""
 
-# The instance is the third part of the token. Rows that somebody has locked are being completed at this moment.
+# The instance is the third part of the token. Rows that another session has locked are being completed now.
 ADOPT = """
 -- Give back at once what workers had claimed whose session is gone; it counts as an attempt
 WITH alive AS MATERIALIZED (
@@ -261,9 +256,6 @@ SET status = CASE WHEN e.attempts_made + 1 >= e.max_attempts THEN 'failed' ELSE 
     locked_at = NULL, locked_by = NULL, updated_at = clock_timestamp()
 FROM lost WHERE e.id = lost.id AND e.created_at = lost.created_at
 RETURNING {event}, e.status = 'failed'"""
-
-_VANISHED = "format('worker %%s vanished', e.locked_by)"
-_RAN_OUT = "format('lock of %%s ran out', e.locked_by)"
 
 NEXT_DUE = """
 -- How long until the next event falls due
@@ -339,14 +331,8 @@ def accept_statements(table: TableName) -> AcceptStatements:
         parts = {"table": table.identifier, "still_pending": hide_from_planner(sql.SQL("status = 'pending'"))}
         return sql.SQL(template).format(**parts).as_string(None).strip()
 
-    return AcceptStatements(
-        text(ACCEPT),
-        text(ACCEPT_NEW),
-        text(AHEAD),
-        text(KNOWN_MESSAGES),
-        text(KNOWN_KEYS),
-        text(OPEN_MESSAGES),
-    )
+    templates = (ACCEPT, ACCEPT_NEW, AHEAD, KNOWN_MESSAGES, KNOWN_KEYS, OPEN_MESSAGES)
+    return AcceptStatements(*map(text, templates))
 
 
 def work_statements(
@@ -358,7 +344,6 @@ def work_statements(
     up by their time, which many may share. A claim ends after `most_bytes`.
     """
     key = sql.SQL(_KEY).format(key=sql.Literal(KEY_HEADER))
-    slot = sql.SQL(_SLOT).format(key=key, count=sql.Literal(slots or 1))
     parts: dict[str, sql.Composable] = {
         "table": table.identifier,
         "event": sql.SQL(_EVENT),
@@ -368,7 +353,7 @@ def work_statements(
         "key": key,
         "not_blocked": not_blocked(key),
         "async_commit": sql.SQL(ASYNC_COMMIT),
-        "slot": slot,
+        "slot": sql.SQL(_SLOT).format(key=key, count=sql.Literal(slots or 1)),
         "held": hide_from_planner(sql.SQL(_HELD)),
         "still_free": hide_from_planner(sql.SQL(_FREE)),
         "still_pending": hide_from_planner(sql.SQL("e.status = 'pending'")),
@@ -384,10 +369,9 @@ def work_statements(
     parts["until_due"] = sql.SQL(seconds_until("e.scheduled_at"))
     parts["lock"] = sql.SQL(_LOCK).format(**parts)
     parts["together"] = sql.SQL(_UNTRIED if slots is None else _BEFORE_TRIED)
-    # Whoever owns a key waits for a row of it: passing over the first would let the second overtake it.
+    # The owner of a key waits for the lock of a row: passing over the first would let the second overtake it.
     parts["passing_over"] = sql.SQL("SKIP LOCKED" if slots is None else "")
-    parts["in_order"] = sql.SQL(_UNORDERED if slots is None else _IN_ORDER).format(**parts)
-
+    parts["in_order"] = sql.SQL("" if slots is None else _IN_ORDER).format(**parts)
     parts["beside"] = beside(None if slots is None else key)
 
     def text(template: str, error: str = "") -> str:
@@ -404,8 +388,8 @@ def work_statements(
         settle=text(SETTLE),
         fail_completed=text(FAIL_COMPLETED),
         heartbeat=text(HEARTBEAT),
-        adopt=text(ADOPT, _VANISHED),
-        release_stale=text(RELEASE_STALE, _RAN_OUT),
+        adopt=text(ADOPT, "format('worker %%s vanished', e.locked_by)"),
+        release_stale=text(RELEASE_STALE, "format('lock of %%s ran out', e.locked_by)"),
         next_due=text(NEXT_DUE),
     )
 

@@ -193,7 +193,7 @@ class Kind:
         return next(own.columns for own in self.shape.indexes if own.purpose == index.purpose)
 
     def statements(self, table: TableName | None = None, *, with_ready_index: bool = False) -> list[str]:
-        """The DDL, one statement each, in the order to run them. Partitions are made by whoever runs the table."""
+        """The DDL, one statement each, in the order to run them. `outspark partitions keep` makes the partitions."""
         name = table or self.default_table
         ready = [ready_index(name)] if with_ready_index else []
         return [*self.shape.statements(name), *ready]

@@ -50,8 +50,8 @@ SHOW_DEAD = """
 -- One dead event with its payload
 SELECT {dead_event}, payload FROM {table} WHERE status = 'DEAD' AND event_id = %(id)s"""
 
-# created_at stays, so the event takes its old place in its key's order. last_error stays until the next
-# outcome: whoever looks at the event meanwhile still sees why it had died.
+# created_at stays, so the event takes its old place in its key's order. last_error stays until the next outcome, so
+# that an operator still sees why the event had died.
 REQUEUE = """
 -- Give dead events a new life with all their attempts, due at once
 WITH chosen AS MATERIALIZED (

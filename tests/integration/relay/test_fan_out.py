@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outspark.database import deliveries
+from outspark.database import side_tables
 from outspark.database.names import TableName
 from outspark.outcome import Dead, Retry
 from tests.databases import Database
@@ -23,7 +23,9 @@ def three(request: pytest.FixtureRequest, database: Database) -> Iterator[Harnes
     harness = open_harness(database, *NAMES)
     harness.source["lease"] = request.param
     harness.routes = [{"destination": list(NAMES)}]
-    harness.conn.execute(deliveries.compose(deliveries.CREATE, TableName("openoutbox_events")).encode())
+    harness.conn.execute(
+        side_tables.compose(side_tables.CREATE_DELIVERIES, TableName("openoutbox_events")).encode()
+    )
     yield harness
     close_harness(harness)
 

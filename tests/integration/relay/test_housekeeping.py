@@ -13,10 +13,10 @@ from outspark.config.settings import Settings
 from outspark.contracts.jeap.maintenance import JeapMaintenance
 from outspark.contracts.jeap.table import ddl
 from outspark.contracts.maintenance import DeadFilter
-from outspark.database import attempts
+from outspark.database import side_tables
 from outspark.database.names import TableName
 from outspark.database.shedlock import HOUSEKEEPING
-from outspark.maintenance.jeap_housekeeping import Housekeeper
+from outspark.maintenance.housekeeping import Housekeeper
 from outspark.maintenance.operations import Maintenance, Pruned
 from tests.databases import Database
 from tests.integration.relay.jeap_harness import header_ddl
@@ -91,7 +91,7 @@ def test_attempts_of_messages_that_are_through_are_forgotten(
 ) -> None:
     fill(conn, "sent", scheduled="1 day")
     fill(conn, "waiting")
-    conn.execute(attempts.compose(attempts.CREATE, TableName("deferred_message")).encode())
+    conn.execute(side_tables.compose(side_tables.CREATE_ATTEMPTS, TableName("deferred_message")).encode())
     conn.execute(
         "INSERT INTO outspark_attempts SELECT 'public.deferred_message', id, 3, 'x' FROM deferred_message"
     )

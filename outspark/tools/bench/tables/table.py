@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outspark.config.settings import ContractName
 from outspark.database.names import TableName
 from outspark.database.shape import Index, Shape
 
@@ -12,7 +11,7 @@ from outspark.database.shape import Index, Shape
 @dataclass(frozen=True, slots=True)
 class Table:
     name: str
-    contract: ContractName
+    contract: str
     outbox: TableName
     """The table that lanes claim from, with its schema."""
     shape: Shape

@@ -1,4 +1,4 @@
-"""Housekeeping of jEAP outboxes: once a day, under the lock that jEAP's own housekeeping takes, page by page."""
+"""Housekeeping of outboxes whose contract has it: once a day, page by page, under the lock that other makes take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 
 from outspark import contracts
 from outspark.config.settings import SourceSettings
-from outspark.contracts.jeap.table import shedlock
+from outspark.contracts.contract import Contract, Housekeeping
 from outspark.database import conninfo
 from outspark.database.names import TableName, resolve
 from outspark.database.session import Connection
@@ -37,7 +37,7 @@ FROM (SELECT date_trunc('day', clock_timestamp(), 'UTC') + %(at)s::interval AS a
 class Housekeeper:
     """For the sources of one relay. `run` is the life of a thread."""
 
-    sources: Mapping[str, SourceSettings]
+    sources: Mapping[str, tuple[SourceSettings, Housekeeping]]
     holder: str
     _due: dict[str, float] = field(default_factory=dict)
     """Source -> when it is its turn, on the monotonic clock."""
@@ -45,11 +45,8 @@ class Housekeeper:
     @classmethod
     def of(cls, sources: Mapping[str, SourceSettings], holder: str) -> Housekeeper | None:
         """None where no source asks for it."""
-        wanted = {
-            name: source
-            for name, source in sources.items()
-            if source.contract == "jeap" and source.jeap.housekeeping != "off"
-        }
+        asked = {name: contracts.get(one.contract).housekeeping(one) for name, one in sources.items()}
+        wanted = {name: (sources[name], how) for name, how in asked.items() if how is not None}
         return cls(wanted, holder) if wanted else None
 
     def run(self, stopping: threading.Event) -> None:
@@ -61,46 +58,54 @@ class Housekeeper:
                 planned.add(name)
 
     def clean(self, name: str) -> Pruned | None:
-        """Delete what is past its retention; None when somebody else is at it."""
-        settings = self.sources[name]
-        with self._connect(settings) as conn:
-            return self._clean(conn, name, settings)
+        """Delete what is past its retention; None while another relay is at it."""
+        with self._connect(name) as conn:
+            return self._clean(conn, name)
 
     def _turn(self, name: str, planned: bool) -> None:
         """The first turn only finds out when the next one is."""
-        settings = self.sources[name]
         try:
-            with self._connect(settings) as conn:
+            with self._connect(name) as conn:
                 if planned:
-                    self._clean(conn, name, settings)
-                row = conn.execute(SECONDS_LEFT, {"at": settings.jeap.housekeeping}).fetchone()
+                    self._clean(conn, name)
+                row = conn.execute(SECONDS_LEFT, {"at": self.sources[name][1].at}).fetchone()
             self._due[name] = time.monotonic() + (row[0] if row else RETRY_PAUSE)
         except (psycopg.Error, OutsparkError) as error:
             log.warning("housekeeping failed", extra={"source": name, "error": " ".join(str(error).split())})
             self._due[name] = time.monotonic() + RETRY_PAUSE
 
-    def _clean(self, conn: Connection, name: str, settings: SourceSettings) -> Pruned | None:
-        jeap = settings.jeap
-        table = resolve(conn, TableName.parse(settings.table))
-        lock = ShedLock(conn, shedlock(table), HOUSEKEEPING, self.holder, jeap.lock_at_most)
-        if not lock.acquire():
+    def _clean(self, conn: Connection, name: str) -> Pruned | None:
+        source, how = self.sources[name]
+        contract = contracts.get(source.contract)
+        table = resolve(conn, TableName.parse(source.table))
+        lock = self._lock(conn, contract, table, source)
+        if lock is not None and not lock.acquire():
             return None
         done = Pruned()
         try:
-            maintenance = Maintenance(conn, contracts.get(settings.contract).maintenance(table))
-            retention = Retention(delivered=jeap.sent_retention, dead=jeap.unsent_retention)
-            for so_far in maintenance.prune(retention, jeap.page_size, jeap.max_pages):
+            maintenance = Maintenance(conn, contract.maintenance(table))
+            retention = Retention(delivered=how.delivered, dead=how.dead)
+            for so_far in maintenance.prune(retention, how.page_size, how.max_pages):
                 done = so_far
-                if not lock.hold(min(PAGE_TIME, jeap.lock_at_most.total_seconds() / 2)):
-                    log.warning("housekeeping is another relay's now", extra={"source": name})
+                if lock is not None and not lock.hold(min(PAGE_TIME, lock.at_most.total_seconds() / 2)):
+                    log.warning("another relay took over the housekeeping", extra={"source": name})
                     break
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
         log.info("housekeeping", extra={"source": name, "sent": done.delivered, "unsent": done.dead})
         return done
 
-    def _connect(self, settings: SourceSettings) -> Connection:
-        url = settings.url.get_secret_value()
+    def _lock(
+        self, conn: Connection, contract: Contract, table: TableName, source: SourceSettings
+    ) -> ShedLock | None:
+        where, at_most = contract.lock_table(table), contract.lock_at_most(source)
+        if where is None or at_most is None:
+            return None
+        return ShedLock(conn, where, HOUSEKEEPING, self.holder, at_most)
+
+    def _connect(self, name: str) -> Connection:
+        url = self.sources[name][0].url.get_secret_value()
         return psycopg.connect(
             # ShedLock's times have no zone, and a service may have given its table times that do.
             **conninfo.options(url, application_name="outspark housekeeping", options="-c TimeZone=UTC"),
