@@ -96,7 +96,7 @@ class Settler:
         match outcome:
             case Lost():
                 log.warning(
-                    "the lock of an event was lost while its handler ran",
+                    "the lock was lost while the handler ran",
                     extra={"group": event.group, "event": event.id},
                 )
                 return None

@@ -29,7 +29,7 @@ from outspark.redaction import storable
 
 log = logging.getLogger(__name__)
 
-# The planner does not know the value of a setting that was never set, so it cannot evaluate the cast and fail too early.
+# The planner does not know the value of a setting that was never set, so the cast cannot fail before the query runs.
 BEGIN = """
 -- Declare the guard cursor, and set the savepoint of the first handler
 SET TRANSACTION READ WRITE;

@@ -1,4 +1,4 @@
-"""The handling loop of one worker: claim a batch, run its handlers, settle it; and adopt what other workers left behind."""
+"""The handling loop of one worker: claim a batch, run its handlers, settle it; adopt what other workers left."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PROBED_KEYS = 10
 class Worker:
     """Handles the events of one consumer group. For one thread alone; start another worker for more.
 
-    `run_once` claims and handles one batch; `run` does so until it is told to stop. The worker's own statements have one
-    connection, its handlers another. `records` is what the previous worker of this process found out about handlers;
-    `on_dead` is called for each event that dies, in the transaction that makes it dead.
+    `run_once` claims and handles one batch; `run` does so until it is told to stop. The worker's own statements have
+    one connection, its handlers another. `records` is what the previous worker of this process found out about
+    handlers; `on_dead` is called for each event that dies, in the transaction that makes it dead.
     """
 
     def __init__(
