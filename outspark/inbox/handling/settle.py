@@ -79,7 +79,7 @@ class Settler:
 
     def given_back(self, session: WorkerSession, events: Iterable[tuple[InboxEvent, bool]]) -> None:
         """In the transaction that took events from other workers: those that it made dead get their letter."""
-        error = "its workers crashed, disconnected or stopped refreshing its lock, at every attempt"
+        error = "its workers vanished or stopped refreshing its lock, attempt after attempt"
         self._mark_dead(session, [Settlement(event, "dead", error=error) for event, dead in events if dead])
 
     def _settlements(self, decided: Sequence[tuple[InboxEvent, HandlingOutcome]]) -> Iterator[Settlement]:
