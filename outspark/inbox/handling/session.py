@@ -75,7 +75,7 @@ class KeyOrder:
             )
 
     def balance(self) -> None:
-        """Own a fair share of the slots: release some, or try to lock more. No event may be claimed meanwhile."""
+        """Own a fair share of the slots: release some, or try to lock more. Not while a batch is claimed."""
         share = -(-self.count // max(self._workers(), 1))
         before = list(self.owned)
         if len(self.owned) > share:
@@ -189,7 +189,7 @@ class WorkerSession:
         return [from_row(row) for row in contract.read_claim(self.rows(statement, parameters))]
 
     def give_back(self, statement: str, parameters: dict[str, Any]) -> list[tuple[InboxEvent, bool]]:
-        """Events that other workers had claimed and that are pending again, or True where that made them dead."""
+        """Events taken back from other workers, each with True if its last attempt was used up and it is dead."""
         return [(from_row(Row(*row[:-1])), row[-1]) for row in self.rows(statement, parameters)]
 
     def close(self) -> None:
