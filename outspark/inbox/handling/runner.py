@@ -55,7 +55,7 @@ SAVEPOINT_BATCHES = 20
 class HandlerThread:
     """Takes one job at a time from `jobs` and puts its result into `results`. None ends the thread.
 
-    A thread that was left behind keeps its queues to itself: its late result is read by no one, and then the thread ends.
+    A thread that was left behind keeps its queues to itself: no one reads its late result, and then the thread ends.
     """
 
     def __init__(self, options: SessionOptions) -> None:
