@@ -149,7 +149,7 @@ class InboxLane:
             records=_records.setdefault((self.spec.instance, self.spec.lane), {}),
             moved=moved,
         )
-        # Workers do not get in each other's way, so two shifts may work side by side for a moment.
+        # Two workers never claim the same event, so two shifts may overlap for a moment.
         signals.say_ready()
         with worker:
             worker.run(signals)

@@ -1,4 +1,4 @@
-"""What became of an event in its worker's hands: the outcomes of the relay, and two that only handling knows."""
+"""The outcome of one handled event: the outcomes of the relay, and two that only handling knows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from outspark.errors import Reject, RetryLater
 from outspark.outcome import Dead, Held, Retry, Skipped
 from outspark.redaction import storable
 
-# Nobody's fault: two transactions got in each other's way.
+# Neither the event nor its handler is at fault: two transactions collided.
 _COLLISIONS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """Its handler returned, and its effects stand."""
+    """The handler returned, and its effects stand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It was taken out of our hands meanwhile: nothing of what was done for it here stands."""
+    """Another worker or an operator took the event while its handler ran: nothing of what was done for it stands."""
 
-    error: str = "the lock was somebody else's when the handler returned"
+    error: str = "the event was no longer locked by this worker when its handler returned"
 
 
 HandlingOutcome = Handled | Skipped | Retry | Dead | Held | Lost
@@ -37,14 +37,14 @@ LOST: Final = Lost()
 
 
 class TimedOut(Exception):
-    """A handler took longer than it may."""
+    """An async handler took longer than its timeout and was cancelled."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__(f"the handler took longer than {durations.text(timeout)}")
 
 
 def outcome_of(error: BaseException) -> Retry | Dead:
-    """What an error makes of its event."""
+    """The outcome of an event whose handler, or the commit after it, raised this error."""
     text = redaction.of(error)
     match error:
         case Reject():

@@ -1,4 +1,7 @@
-"""Which handler an event goes to: `Router` collects handlers, and an app is a router that is named by `module:name`."""
+"""Owns the handlers of a service: `Router` collects them and finds the one for an event; `load_router` loads a router.
+
+A handler's signature is read once, when it is registered; `Handler` keeps how each of its arguments is made.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ Make = Callable[[InboxEvent, "Handle"], Any]
 H = TypeVar("H", bound=Callable[..., Any])
 
 _PATTERN = re.compile(r"[*?\[]")
-# Types are few in a sound system; one that puts an id into each type must not grow the cache for ever.
+# A service has few types; one that puts an id into each type must not grow the cache for ever.
 _CACHE_SIZE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """What a handler works through in its transaction, sync or async."""
+    """The connection of a handler's transaction, and a SQLAlchemy session in it if the handler wants one."""
 
     conn: Any
     session: Any = None
@@ -48,10 +51,10 @@ class Handler:
     arguments: Mapping[str, Make]
     timeout: timedelta | None
     session: bool
-    """Does it want a SQLAlchemy session?"""
+    """Does the handler want a SQLAlchemy session?"""
 
     def call(self, event: InboxEvent, handle: Handle) -> Any:
-        """Reject when the payload does not fit; for an async handler the answer is to be awaited."""
+        """Reject when the payload does not fit the annotation. An async handler answers an awaitable."""
         arguments = {name: make(event, handle) for name, make in self.arguments.items()}
         return self.function(**arguments)
 
@@ -65,15 +68,15 @@ class _Rule:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Smaller goes first: an exact type before a pattern, one source before all, the longer pattern."""
+        """Smaller goes first: an exact type before a pattern, one source before any, a longer pattern before others."""
         return bool(_PATTERN.search(self.pattern)), self.source is None, -len(self.pattern)
 
 
 class Router:
-    """The handlers of a service. An event has one: an exact type goes before a pattern, and a named source before any.
+    """The handlers of a service. Each event has one: an exact type goes before a pattern, a named source before any.
 
-    Of several patterns the longest counts. They are those of file names: `*` stands for any characters, dots included.
-    A handler's parameters say by annotation what it wants, in any order:
+    Of several patterns the longest counts. Patterns are those of file names: `*` stands for any characters, dots
+    included. The annotations of a handler's parameters say what it is given, in any order:
 
     | annotation                                      | is                                                    |
     |-------------------------------------------------|-------------------------------------------------------|
@@ -93,7 +96,7 @@ class Router:
     def on(
         self, event_type: str, *, source: str | None = None, timeout: timedelta | None = None
     ) -> Callable[[H], H]:
-        """Register a handler for a type or a pattern of types. `timeout` is its own, instead of the worker's."""
+        """Register a handler for a type or a pattern of types. `timeout` replaces the worker's for this handler."""
 
         def register(function: H) -> H:
             handler = _handler(function, timeout)
@@ -111,7 +114,7 @@ class Router:
         return register
 
     def otherwise(self, function: H) -> H:
-        """Register the handler of all that no other takes."""
+        """Register the handler of all events that no other handler is registered for."""
         self._otherwise = _handler(function, None)
         self._found.clear()
         return function
@@ -208,7 +211,7 @@ def _validated(model: type[BaseModel]) -> Make:
         try:
             return model.model_validate_json(event.body)
         except ValidationError as error:
-            # Where and what, but nothing of the payload.
+            # The error names fields and rules, but quotes nothing of the payload: it is stored and logged.
             found = json.loads(error.json(include_url=False, include_input=False, include_context=False))
             places = "; ".join(
                 f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in found
@@ -235,7 +238,7 @@ def _check_handle(name: str, parameter: str, hint: Any, is_async: bool) -> None:
 
 
 def load_router(name: str) -> Router:
-    """SettingsError when there is none. The working folder counts, as it does for `python -m`."""
+    """The router `module:name`; SettingsError when there is none. The working folder is searched, too."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -1,8 +1,8 @@
-"""The guard over handlers: one that fails for everything in the same way is paused, and its events wait.
+"""The guard over handlers: pauses a handler that fails in the same way for most of its events.
 
-A single event that fails is at fault itself and dies after its attempts. Where most events of a handler fail alike, the
-handler is at fault: then no attempt is counted, nothing dies, and from time to time one event is tried. The first that
-passes ends the pause.
+When a single event fails, the event is at fault and is dead after its attempts. When most events of a handler fail
+alike, the handler is at fault: the guard pauses it, no attempt is counted, no event dies, and from time to time the
+worker tries one event (a probe). The first event that succeeds ends the pause.
 """
 
 from __future__ import annotations
@@ -14,56 +14,54 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from outspark.config.inbox import WorkSettings
 from outspark.contracts.omnibox.inbox_guard import PAUSED, REMEDY, what
 from outspark.inbox.event import InboxEvent
+from outspark.inbox.handling.batch import Batch
+from outspark.inbox.handling.session import WorkerSession
 from outspark.inbox.outcome import Handled, HandlingOutcome
 from outspark.inbox.router import Router
 from outspark.observability.causes import Causes, Trouble
 from outspark.outcome import HELD, Dead, Held, Retry, Skipped
 from outspark.redaction import storable
 
-if TYPE_CHECKING:
-    from outspark.inbox.handling.session import WorkerSession
-    from outspark.inbox.handling.settle import Batch
-
 log = logging.getLogger(__name__)
 
-FIRST_LOOK = 0.25
+FIRST_RETRY = 0.25
 SYNC = 5.0
-"""Seconds between two looks at what other workers found out about a handler that is paused."""
+"""Seconds between two reads of the pauses that other workers wrote into the table."""
 QUIET = 60.0
-"""Seconds between two words on one pause; whether they make a line of the log is not decided here."""
+"""Seconds between two reports of one pause to `Causes`, which decides whether a report makes a line of the log."""
 MOST_KEYS = 10_000
-"""Keys that may wait for paused handlers in a worker's memory; with more of them it rests between its probes."""
+"""Keys that may wait for paused handlers in a worker's memory; with more, the worker claims nothing but probes."""
 MOST_HANDLERS = 1000
 MOST_FAILURES = 1000
-"""That are remembered of a handler for longer than the window."""
+"""Failures of one handler that are remembered for longer than the window."""
 
-# What differs between errors of one kind: what stands in quotes or parentheses, and words with digits. Only the
-# beginning of an error is looked at, because these are not linear.
+# What differs between errors of one kind: quoted text, text in parentheses, and words with digits. Only the beginning
+# of an error is compared, because the expression does not run in linear time.
 _OWN_WORDS = re.compile(r"""'[^']*'|"[^"]*"|\([^)]*\)|\S*\d\S*""")
-_LOOKED_AT = 300
+_COMPARED = 300
 
 Name = tuple[str, int]
-"""Of a handler: as people know it, and one that no other function of this process has."""
+"""Of a handler: the name in logs, and the id of its function, which is unique in this process."""
 Records = dict[Name, "Record"]
 
 
 def kind(error: str) -> str:
     """`KeyError: 'x'` is of the same kind as `KeyError: 'y'`, and `order 17 is missing` as `order 18 is missing`."""
-    return _OWN_WORDS.sub("#", error[:_LOOKED_AT])
+    return _OWN_WORDS.sub("#", error[:_COMPARED])
 
 
 @dataclass(slots=True)
 class Record:
-    """What became of the events of one handler of late, on the monotonic clock."""
+    """The recent outcomes of one handler's events, on the monotonic clock."""
 
-    passed: list[tuple[float, int]] = field(default_factory=list)
+    succeeded: list[tuple[float, int]] = field(default_factory=list)
     failed: dict[str, dict[str, float]] = field(default_factory=dict)
-    """kind -> event -> when it failed last; an event stands under the kind that it failed with last"""
+    """kind -> event -> when it failed last; an event is listed under the kind of its last failure"""
     kinds: dict[str, str] = field(default_factory=dict)
     """event -> kind"""
 
@@ -74,9 +72,9 @@ class Record:
         self.failed.setdefault(kind, {})[id] = now
 
     def forget_before(self, time: float) -> None:
-        """Failures only where something passed since: with few keys in order, a broken handler takes long to show."""
-        self.passed = [(at, count) for at, count in self.passed if at >= time]
-        if not self.passed and len(self.kinds) <= MOST_FAILURES:
+        """Keep failures until an event succeeds: with few keys in order, a broken handler takes long to show."""
+        self.succeeded = [(at, count) for at, count in self.succeeded if at >= time]
+        if not self.succeeded and len(self.kinds) <= MOST_FAILURES:
             return
         for kind, events in list(self.failed.items()):
             while events and events[first := next(iter(events))] < time:
@@ -85,8 +83,8 @@ class Record:
                 del self.failed[kind]
 
     def common_kind(self, events: int, share: float) -> str | None:
-        """The kind that so many failed with."""
-        every = sum(count for _, count in self.passed) + sum(map(len, self.failed.values()))
+        """The kind of at least `events` failures that are at least `share` of all outcomes."""
+        every = sum(count for _, count in self.succeeded) + sum(map(len, self.failed.values()))
         most = max(self.failed, key=lambda kind: len(self.failed[kind]), default=None)
         if most is None or len(self.failed[most]) < max(events, share * every):
             return None
@@ -95,7 +93,7 @@ class Record:
 
 @dataclass(slots=True)
 class Pause:
-    """Of one handler."""
+    """Of one handler, from the moment it is found to be at fault until a probe succeeds."""
 
     handler: Name
     error: str
@@ -107,18 +105,18 @@ class Pause:
     probe_at: float
     """On the monotonic clock."""
     keys: dict[str, bool] = field(default_factory=dict)
-    """With order per key: keys that wait for it, and whether their first event was tried before."""
-    told_at: float = -math.inf
-    patience: float = FIRST_LOOK
-    """Seconds to the next look for an event to try. A shift may be short, and at its beginning knows no keys."""
+    """With order per key: keys that wait for the handler, and whether their first event was tried before."""
+    reported_at: float = -math.inf
+    patience: float = FIRST_RETRY
+    """Seconds until the worker tries again to claim a probe: a shift may be short, and knows no keys when it begins."""
 
     @property
     def wait(self) -> timedelta:
-        """How long an event waits that failed; it is due when the next probe is."""
+        """How long a failed event waits. It is half of the time to the next probe, so that the event is due by then."""
         return timedelta(seconds=self.length / 2)
 
-    def look_again_soon(self) -> None:
-        """Nothing was there to try: it is in other hands, not due yet, or of a key that the next batch shows."""
+    def try_again_soon(self) -> None:
+        """No event could be claimed as a probe: it is claimed elsewhere, not due yet, or of a key not known yet."""
         self.probe_at = time.monotonic() + min(self.length, self.patience)
         self.patience = min(self.patience * 2, SYNC)
 
@@ -128,7 +126,7 @@ class Pause:
 
 
 class Guard:
-    """Of one worker. What it has paused shows in the table, so that other workers and those after it know it too."""
+    """Of one worker. The table shows what the guard has paused, so that other workers and later ones know it, too."""
 
     def __init__(
         self, settings: WorkSettings, router: Router, causes: Causes | Trouble, records: Records
@@ -138,7 +136,7 @@ class Guard:
         self._router = router
         self._group = settings.group
         self._keeps_nothing = settings.strategy.complete == "before"
-        """An event that failed is lost with the strategy at-most-once: it was completed before."""
+        """With the strategy at-most-once an event that fails is not kept: it was completed before its handler ran."""
         self._records = records
         self._lengths: dict[Name, tuple[float, float]] = {}
         """handler -> how long its last pause was, and when that ended"""
@@ -164,7 +162,7 @@ class Guard:
         return min((pause.probe_at for pause in self.pauses.values()), default=None)
 
     def hold(self, batch: Batch, ordered: bool) -> None:
-        """Before handlers are called: what belongs to one that is paused is held, and what stands behind it."""
+        """Before handlers are called: hold the events of paused handlers and, with order, what follows in their key."""
         if not self.pauses or batch.probes is not None:
             return
         stopped: set[str] = set()
@@ -178,12 +176,12 @@ class Guard:
                     stopped.add(event.key)
 
     def learn(self, batch: Batch) -> None:
-        """Once all of a batch is decided, and before it is settled."""
+        """Learn from the outcomes of a batch, once and before it is settled."""
         if not self.on or batch.learned:
             return
         batch.learned = True
         now = time.monotonic()
-        handlers = {self._learn(event, batch.outcomes.get(event.id, HELD), now) for event in batch.events}
+        handlers = {self._learn(event, batch.outcome(event), now) for event in batch.events}
         for handler in handlers - self.pauses.keys():
             record = self._records[handler]
             record.forget_before(now - self._settings.window.total_seconds())
@@ -196,7 +194,7 @@ class Guard:
             self._records.clear()
 
     def pause_of(self, event: InboxEvent, outcome: HandlingOutcome) -> Pause | None:
-        """The pause that an event waits for: it was held, or it failed as all the others do."""
+        """The pause that an event waits for: it was held, or it failed in the way that its handler is paused for."""
         pause = self.pauses.get(self.handler(event)) if self.pauses else None
         if pause is None or isinstance(outcome, Held):
             return pause
@@ -205,21 +203,21 @@ class Guard:
         return pause if kind(outcome.error) in pause.kinds else None
 
     def settled(self, session: WorkerSession, batch: Batch) -> None:
-        """After a batch is settled: say what changed, and let the next ones know."""
+        """After a batch is settled: report pauses, mark them in the table, and end the one whose probe succeeded."""
         for pause in list(self.pauses.values()):
-            news = pause is batch.probes or pause.told_at == -math.inf
+            news = pause is batch.probes or pause.reported_at == -math.inf
             if self._keeps_nothing and news and not self._mark(session, pause):
-                self._end(session, pause, "nothing of it waits any more")
-        self._tell_now_and_then(session)
+                self._end(session, pause, "none of its events waits any more")
+        self._report_when_due(session)
         if batch.probes is not None and batch.probes.handler not in self.pauses:
-            self._end(session, batch.probes, "an event has passed")
+            self._end(session, batch.probes, "an event succeeded")
 
-    def look(self, session: WorkerSession) -> None:
-        """See what other workers found out, or the one before us, or the people who look after the table."""
+    def sync(self, session: WorkerSession) -> None:
+        """Read which handlers other workers, earlier workers or operators have paused or resumed in the table."""
         if not self.on:
             return
-        # Not what this look will find: its first probe may end it.
-        self._tell_now_and_then(session)
+        # Pauses that are read below are not reported yet: their first probe may end them.
+        self._report_when_due(session)
         marked: dict[Name, list[tuple[Any, ...]]] = {}
         for type, source, since, error in session.rows(session.guard.marks, {"group": self._group}):
             handler = self._name(type, source)
@@ -228,18 +226,16 @@ class Guard:
             if handler not in self.pauses:
                 self._take_over(handler, rows)
         for handler in self.pauses.keys() - marked.keys():
-            self._end(
-                session, self.pauses[handler], "another worker has seen an event pass, or nothing waits"
-            )
+            self._end(session, self.pauses[handler], "another worker saw an event succeed, or none waits")
         self._next_sync = time.monotonic() + SYNC
 
-    def look_soon(self) -> None:
-        """The table may have changed, or nobody has looked yet."""
+    def sync_soon(self) -> None:
+        """On a new session: the table may have changed meanwhile."""
         self._next_sync = 0.0
 
-    def look_now_and_then(self, session: WorkerSession) -> None:
+    def sync_when_due(self, session: WorkerSession) -> None:
         if (self.pauses or self._next_sync == 0.0) and time.monotonic() >= self._next_sync:
-            self.look(session)
+            self.sync(session)
 
     def handler(self, event: InboxEvent) -> Name:
         return self._name(event.type, event.source)
@@ -254,16 +250,16 @@ class Guard:
         handler = self.handler(event)
         record = self._records.setdefault(handler, Record())
         if isinstance(outcome, Handled | Skipped):
-            if record.passed and record.passed[-1][0] == now:
-                record.passed[-1] = (now, record.passed[-1][1] + 1)
+            if record.succeeded and record.succeeded[-1][0] == now:
+                record.succeeded[-1] = (now, record.succeeded[-1][1] + 1)
             else:
-                record.passed.append((now, 1))
+                record.succeeded.append((now, 1))
         elif _counts(outcome):
             record.add_failure(kind(outcome.error), event.id, now)
         return handler
 
     def _learn_probe(self, batch: Batch, pause: Pause) -> None:
-        outcomes = [batch.outcomes.get(event.id, HELD) for event in batch.events]
+        outcomes = [batch.outcome(event) for event in batch.events]
         if any(isinstance(outcome, Handled | Skipped) for outcome in outcomes):
             self.pauses.pop(pause.handler, None)
             self._records.pop(pause.handler, None)
@@ -271,12 +267,12 @@ class Guard:
         pause.postpone(self._settings.longest_probe.total_seconds())
         for outcome in outcomes:
             if _counts(outcome):
-                # It may fail for another reason by now.
+                # The handler may fail for another reason by now.
                 pause.error = outcome.error
                 pause.kinds.add(kind(outcome.error))
 
     def _pause(self, handler: Name, common: str, batch: Batch) -> None:
-        outcomes = [batch.outcomes.get(event.id, HELD) for event in batch.events]
+        outcomes = [batch.outcome(event) for event in batch.events]
         errors = (one.error for one in outcomes if _counts(one) and kind(one.error) == common)
         error = next(errors, common)
         types = {what(event.type, event.source) for event in batch.events if self.handler(event) == handler}
@@ -284,7 +280,7 @@ class Guard:
         del self._records[handler]
 
     def _first_length(self, handler: Name) -> float:
-        """A handler that is paused again soon after is probed as rarely as before."""
+        """A handler that is paused again soon after its last pause is probed as rarely as in that one."""
         length, ended = self._lengths.pop(handler, (0.0, -math.inf))
         lately = time.monotonic() - ended < self._settings.window.total_seconds()
         return max(self._settings.probe.total_seconds(), length if lately else 0.0)
@@ -302,7 +298,7 @@ class Guard:
         self._next_sync = time.monotonic() + SYNC
 
     def _mark(self, session: WorkerSession, pause: Pause) -> bool:
-        """Where no event that failed is kept, one that waits shows it."""
+        """Where failed events are not kept, an event that waits carries the mark of the pause."""
         given = {"group": self._group, "types": list(pause.types), "error": f"{PAUSED}{pause.error}"}
         return bool(session.rows(session.guard.mark, given))
 
@@ -312,16 +308,18 @@ class Guard:
         session.rows(session.guard.clear, {"group": self._group, "types": list(pause.types)})
         if session.order is not None:
             session.order.go_on(pause.keys)
-        log.debug("handler goes on: %s", why, extra={"group": self._group, "handler": pause.handler[0]})
+        log.debug(
+            "handler is no longer paused: %s", why, extra={"group": self._group, "handler": pause.handler[0]}
+        )
         self._causes.clear(self._cause(pause))
 
-    def _tell_now_and_then(self, session: WorkerSession) -> None:
+    def _report_when_due(self, session: WorkerSession) -> None:
         for pause in self.pauses.values():
-            if time.monotonic() - pause.told_at >= QUIET:
-                self._tell(session, pause)
+            if time.monotonic() - pause.reported_at >= QUIET:
+                self._report(session, pause)
 
-    def _tell(self, session: WorkerSession, pause: Pause) -> None:
-        pause.told_at = time.monotonic()
+    def _report(self, session: WorkerSession, pause: Pause) -> None:
+        pause.reported_at = time.monotonic()
         given = {"group": self._group, "types": list(pause.types)}
         [(waiting,)] = session.rows(session.guard.waiting, given)
         since = pause.since.isoformat("T", "seconds")
@@ -333,5 +331,5 @@ class Guard:
 
 
 def _counts(outcome: HandlingOutcome) -> TypeGuard[Retry | Dead]:
-    """Is it a failure that is counted?"""
+    """Is the outcome a failure that counts as an attempt?"""
     return isinstance(outcome, Dead) or (isinstance(outcome, Retry) and outcome.counted)

@@ -1,4 +1,7 @@
-"""A worker's session on the inbox table: claims, renewals and settles, in order of keys or not."""
+"""A worker's session on the inbox table, and with order per key the slots that it owns and the keys that wait.
+
+A session shows that its worker lives by an advisory lock: when it ends, other workers adopt what it had claimed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from outspark.errors import SettingsError
 from outspark.inbox.event import InboxEvent, from_row
 
 UNLOCK = """\
--- Let go of slots for others to take
+-- Release slots for other workers
 SELECT pg_advisory_unlock(%(class)s::int, slot) FROM unnest(%(slots)s::int[]) AS slot"""
 
 WORKERS = """\
@@ -39,7 +42,7 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%(class)
 
 @dataclass(slots=True)
 class Head:
-    """The first event of its key, which failed and waits."""
+    """The first event of its key, which failed before: the later events of the key wait behind it."""
 
     key: str
     id: str
@@ -50,7 +53,7 @@ class Head:
 
 @dataclass(slots=True)
 class KeyOrder:
-    """The slots of one worker, and the keys in them that wait. Gone with the connection."""
+    """The slots of one worker, and the keys in them that wait. A slot is a lock that ends with the connection."""
 
     conn: Connection
     table: TableName
@@ -71,8 +74,8 @@ class KeyOrder:
                 f"{row[1]}; give both the same number, or stop the other one first"
             )
 
-    def take(self) -> None:
-        """Come to a fair share of the slots. No event may be in hand."""
+    def balance(self) -> None:
+        """Own a fair share of the slots: release some, or try to lock more. Not while a batch is claimed."""
         share = -(-self.count // max(self._workers(), 1))
         before = list(self.owned)
         if len(self.owned) > share:
@@ -81,7 +84,7 @@ class KeyOrder:
         elif len(self.owned) < share:
             self._try(share - len(self.owned))
         if self.owned != before:
-            self._look_for_heads()
+            self._read_heads()
 
     def due(self) -> list[Head]:
         now = time.monotonic()
@@ -102,7 +105,7 @@ class KeyOrder:
         self.wait(event, math.inf)
 
     def go_on(self, keys: Mapping[str, bool]) -> None:
-        """Keys whose heads waited for a handler, and whether these were tried before; others are found in the queue."""
+        """Their handler is not paused any more. A head that was tried before is due; the others are in the queue."""
         for key, tried in keys.items():
             head = self.heads.get(key)
             if head is not None and head.due == math.inf:
@@ -116,12 +119,12 @@ class KeyOrder:
             self._free(event.key, event.id)
 
     def doubt(self, event: InboxEvent) -> None:
-        """Somebody took it out of our hands: its key waits until it is known what became of it."""
+        """Another worker or an operator took the event: its key waits until its state is read again."""
         if event.key is not None and event.key not in self.heads:
             self.wait(event, 0.0)
 
-    def look_again(self, head: Head) -> None:
-        """A head that was due and could not be claimed: somebody has settled, put off or taken it."""
+    def refresh(self, head: Head) -> None:
+        """Read again what became of a head that was due and could not be claimed."""
         row = self.conn.execute(
             self.statements.still_waits.encode(), {"id": head.id, "created_at": head.created_at}
         ).fetchone()
@@ -146,7 +149,7 @@ class KeyOrder:
             if wanted == 0:
                 return
 
-    def _look_for_heads(self) -> None:
+    def _read_heads(self) -> None:
         rows: list[Any] = self.conn.execute(
             self.statements.heads.encode(), {"group": self.group, "slots": self.owned}
         ).fetchall()
@@ -158,7 +161,7 @@ class KeyOrder:
             del self.heads[key]
 
 
-# Only rows that are being written at this moment are locked, and for no longer than a commit takes.
+# Only rows that another session writes at this moment are locked, and no longer than a commit takes.
 CONFIGURE = "SET lock_timeout = '5s'"
 
 
@@ -186,7 +189,7 @@ class WorkerSession:
         return [from_row(row) for row in contract.read_claim(self.rows(statement, parameters))]
 
     def give_back(self, statement: str, parameters: dict[str, Any]) -> list[tuple[InboxEvent, bool]]:
-        """Events that came back from others' hands, and whether that was the last straw."""
+        """Events taken back from other workers, each with True if its last attempt was used up and it is dead."""
         return [(from_row(Row(*row[:-1])), row[-1]) for row in self.rows(statement, parameters)]
 
     def close(self) -> None:
@@ -216,7 +219,7 @@ def _prepare(conn: Connection, table: TableName, settings: WorkSettings) -> Work
     order = KeyOrder(conn, table, settings.group, settings.slots, statements, alive) if ordered else None
     if order is not None:
         order.prepare()
-    # Before the first claim, or others would take it for one that somebody left behind.
+    # Before the first claim, or other workers would adopt it immediately.
     instance = _show_alive(conn, alive)
     return WorkerSession(
         conn, statements, guard_statements(table), settings.group, settings.name, alive, instance, order

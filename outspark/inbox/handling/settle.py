@@ -1,11 +1,14 @@
-"""From outcomes to what the table says about events whose handlers did not complete them."""
+"""Settles a batch: writes the outcomes of events that their handlers' transaction did not complete.
+
+Events go back to be handled again, after a wait or immediately, or they are dead. Logs and metrics tell of both.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, assert_never
 
@@ -15,36 +18,21 @@ from outspark import backoff
 from outspark.config.inbox import WorkSettings
 from outspark.contracts.omnibox.inbox_guard import PAUSED
 from outspark.inbox.event import InboxEvent
+from outspark.inbox.handling.batch import Batch
 from outspark.inbox.handling.guard import Guard, Pause
-from outspark.inbox.handling.session import WorkerSession
+from outspark.inbox.handling.session import KeyOrder, WorkerSession
 from outspark.inbox.outcome import Handled, HandlingOutcome, Lost
 from outspark.observability import metrics
 from outspark.observability.metrics import Tally
-from outspark.outcome import HELD, Dead, Held, Retry, Skipped
+from outspark.outcome import Dead, Held, Retry, Skipped
 
 log = logging.getLogger(__name__)
 
-TOLD = 5
-"""Ids in a line about events that are dead, or failed."""
+LOGGED_IDS = 5
+"""In a line about events that are dead, or failed."""
 
 OnDead = Callable[[psycopg.Connection[Any], InboxEvent, str], None]
-"""Called in the transaction that makes an event dead, to leave a letter about it: in a table, or in an outbox."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """Claimed events under one token, and what became of them so far."""
-
-    events: list[InboxEvent]
-    token: str
-    outcomes: dict[str, HandlingOutcome] = field(default_factory=dict)
-    probes: Pause | None = None
-    """The pause whose end it is to find out."""
-    learned: bool = False
-    """Has the guard seen what became of it?"""
-
-    def rest(self) -> list[InboxEvent]:
-        return [event for event in self.events if event.id not in self.outcomes]
+"""Called in the transaction that makes an event dead, to write a dead letter: into a table, or into an outbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class Settlement:
     wait: timedelta | None = None
     error: str | None = None
     pause: Pause | None = None
-    """What it waits for, where its handler is paused."""
+    """The pause of its handler, if the event waits for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +54,22 @@ class Settler:
     on_dead: OnDead | None = None
 
     def settle(self, session: WorkerSession, batch: Batch) -> None:
-        """Events that nothing was decided about go back as they came."""
+        """Events without an outcome go back as they came. A batch that is settled stays as it is."""
+        if batch.settled or not batch.events:
+            return
         self.guard.learn(batch)
-        decided = [(event, batch.outcomes.get(event.id, HELD)) for event in batch.events]
-        found = [self._settlement(event, outcome) for event, outcome in decided]
-        settlements = [one for one in found if one is not None]
+        decided = [(event, batch.outcome(event)) for event in batch.events]
+        settlements = list(self._settlements(decided))
         settled: dict[str, Settlement] = {}
         if settlements:
             with session.conn.transaction():
                 settled = self._write(session, batch.token, settlements)
                 self._mark_dead(session, settled.values())
-        self._update_key_order(session, decided, settled)
+        if session.order is not None:
+            _update_key_order(session.order, decided, settled)
         self.guard.settled(session, batch)
-        self._tell_failed(settled.values())
+        batch.settled = True
+        self._log_failed(settled.values())
         paused = {one.event.id for one in settlements if one.pause is not None}
         words = Counter(
             "held" if event.id in paused else type(outcome).__name__.lower() for event, outcome in decided
@@ -87,20 +78,27 @@ class Settler:
             self.tally.add(metrics.INBOX_EVENTS_TOTAL, count, group=session.group, status=status)
 
     def given_back(self, session: WorkerSession, events: Iterable[tuple[InboxEvent, bool]]) -> None:
-        """In the transaction that took events from who had them: those that are dead by it get their letter."""
-        error = "its workers vanished or said nothing, time and again"
+        """In the transaction that took events from other workers: those that it made dead get their letter."""
+        error = "its workers vanished or stopped refreshing its lock, attempt after attempt"
         self._mark_dead(session, [Settlement(event, "dead", error=error) for event, dead in events if dead])
 
-    def _settlement(self, event: InboxEvent, outcome: HandlingOutcome) -> Settlement | None:
+    def _settlements(self, decided: Sequence[tuple[InboxEvent, HandlingOutcome]]) -> Iterator[Settlement]:
+        for event, outcome in decided:
+            # Completed in its handler's transaction, as most events are.
+            if not isinstance(outcome, Handled | Skipped) and (one := self._settlement(event, outcome)):
+                yield one
+
+    def _settlement(self, event: InboxEvent, outcome: Retry | Dead | Held | Lost) -> Settlement | None:
         pause = self.guard.pause_of(event, outcome)
         if pause is not None and isinstance(outcome, Retry | Dead):
             error = f"{PAUSED}{outcome.error}"
             return Settlement(event, "pending", wait=pause.wait, error=error, pause=pause)
         match outcome:
-            case Handled() | Skipped():
-                return None
             case Lost():
-                log.warning("a lock was lost", extra={"group": event.group, "event": event.id})
+                log.warning(
+                    "the lock was lost while the handler ran",
+                    extra={"group": event.group, "event": event.id},
+                )
                 return None
             case Held():
                 return Settlement(event, "pending", pause=pause)
@@ -129,7 +127,7 @@ class Settler:
     def _write(
         self, session: WorkerSession, token: str, settlements: Sequence[Settlement]
     ) -> dict[str, Settlement]:
-        """What was really settled, by id, and in the state it came to."""
+        """What was really settled, by id, and its state now: a row may have changed since the claim."""
         rows = session.rows(session.statements.settle, _parameters(session, token, settlements))
         if self.settings.strategy.complete == "before":
             for one in settlements:
@@ -146,47 +144,45 @@ class Settler:
     def _mark_dead(self, session: WorkerSession, settlements: Iterable[Settlement]) -> None:
         dead = [one for one in settlements if one.state == "dead"]
         if dead:
-            named = {"events": [one.event.id for one in dead[:TOLD]], "error": dead[0].error}
+            named = {"events": [one.event.id for one in dead[:LOGGED_IDS]], "error": dead[0].error}
             log.error("events are dead", extra={"group": session.group, "count": len(dead), **named})
         for one in dead:
             if self.on_dead is not None:
                 self.on_dead(session.conn, one.event, one.error or "")
 
-    def _tell_failed(self, settlements: Iterable[Settlement]) -> None:
-        """One line for each handler, however many failed; of what a pause holds, its own line tells."""
+    def _log_failed(self, settlements: Iterable[Settlement]) -> None:
+        """One line for each handler, however many events failed; a pause logs a line of its own."""
         by_handler: dict[str, list[Settlement]] = {}
         for one in settlements:
             if one.state == "pending" and one.error is not None and one.pause is None:
                 by_handler.setdefault(self.guard.handler(one.event)[0], []).append(one)
         for handler, failed in by_handler.items():
-            named = {"events": [one.event.id for one in failed[:TOLD]], "error": failed[0].error}
+            named = {"events": [one.event.id for one in failed[:LOGGED_IDS]], "error": failed[0].error}
             log.warning("handler failed", extra={"handler": handler, "count": len(failed), **named})
 
-    def _update_key_order(
-        self,
-        session: WorkerSession,
-        decided: Sequence[tuple[InboxEvent, HandlingOutcome]],
-        settled: Mapping[str, Settlement],
-    ) -> None:
-        """Which keys wait for their head from now on, and which do not any more."""
-        if session.order is None:
-            return
-        # A key waits for the first of its events that stays: none after that may take its place.
-        waiting: set[str | None] = {None}
-        for event, outcome in decided:
-            one = settled.get(event.id)
-            if isinstance(outcome, Handled | Skipped) or (one is not None and one.state == "dead"):
-                session.order.free(event)
-                continue
-            if one is None:
-                session.order.doubt(event)
-            elif one.pause is not None:
-                if event.key is not None and event.key not in waiting:
-                    session.order.wait_for_handler(event)
-                    one.pause.keys[event.key] = event.attempts > 0
-            elif one.wait is not None:
-                session.order.wait(event, one.wait.total_seconds())
-            waiting.add(event.key)
+
+def _update_key_order(
+    order: KeyOrder,
+    decided: Sequence[tuple[InboxEvent, HandlingOutcome]],
+    settled: Mapping[str, Settlement],
+) -> None:
+    """Which keys wait for their first event from now on, and which do not any more."""
+    # A key waits for the first of its events that stays: no later one may take its place.
+    waiting: set[str | None] = {None}
+    for event, outcome in decided:
+        one = settled.get(event.id)
+        if isinstance(outcome, Handled | Skipped) or (one is not None and one.state == "dead"):
+            order.free(event)
+            continue
+        if one is None:
+            order.doubt(event)
+        elif one.pause is not None:
+            if event.key is not None and event.key not in waiting:
+                order.wait_for_handler(event)
+                one.pause.keys[event.key] = event.attempts > 0
+        elif one.wait is not None:
+            order.wait(event, one.wait.total_seconds())
+        waiting.add(event.key)
 
 
 def _parameters(session: WorkerSession, token: str, settlements: Sequence[Settlement]) -> dict[str, Any]:
@@ -202,8 +198,8 @@ def _parameters(session: WorkerSession, token: str, settlements: Sequence[Settle
 
 
 def _wait(session: WorkerSession, one: Settlement) -> float | None:
-    # Where order counts, an event that was never tried is known by its place in the queue alone, and keeps it: the wait
-    # is remembered here, and whoever comes after us tries it at once.
+    # With order per key, an event that was never tried is found by its position in the queue alone and keeps it: this
+    # worker remembers the wait, and the next owner of its key tries it immediately.
     if one.wait is None or (session.order is not None and not one.counted and one.event.attempts == 0):
         return None
     return one.wait.total_seconds()

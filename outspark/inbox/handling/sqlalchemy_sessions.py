@@ -1,4 +1,7 @@
-"""SQLAlchemy sessions inside a handler's transaction: their commits and rollbacks are savepoints of it."""
+"""SQLAlchemy sessions inside a handler's transaction: a commit or rollback of theirs ends a savepoint, nothing more.
+
+SQLAlchemy is imported only when a handler asks for a session.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _JOIN: Final = "create_savepoint"
 
 
 def is_session(hint: Any) -> bool:
-    """Is the annotation a session, sync or async? Who has one has imported SQLAlchemy."""
+    """Is the annotation a session, sync or async? If so, the module of the handler has imported SQLAlchemy."""
     orm = sys.modules.get("sqlalchemy.orm")
     if not isinstance(hint, type):
         return False
@@ -31,7 +34,7 @@ def is_async_session(hint: Any) -> bool:
 
 
 class Sessions:
-    """Sessions on one connection that is in a transaction whenever one is open."""
+    """Opens sessions on one connection. While a session is open, the connection is in a transaction of the worker."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
@@ -39,7 +42,7 @@ class Sessions:
 
     @contextmanager
     def open(self) -> Iterator[orm.Session]:
-        """What it has not flushed is flushed at the end."""
+        """Changes that the handler has not flushed are flushed at the end."""
         from sqlalchemy import orm
 
         with self._ready().connect() as connection, connection.begin():

@@ -1,19 +1,17 @@
-"""The script of handling, as steps that a sync or an async connection takes, so that both follow the same.
+"""The script of a job: its statements and handler calls in order, as steps that a sync or an async connection performs.
 
-Under exactly-once a few events share a transaction; at the end one statement completes those that passed, and then all
-is committed together. A handler that fails takes all with it, and the others run once more, carefully: with a savepoint
-after each.
+Under exactly-once a few events share a transaction. At its end one statement completes the events whose handlers
+succeeded, and one commit makes all of it stand. A handler that fails undoes the whole transaction; then the others run
+again, each behind a savepoint of its own.
 
-A cursor stands guard against a handler that commits by itself: it is declared WITH HOLD over a query that fails, and
-PostgreSQL runs such a query when the transaction is committed. Only who closes the cursor first can commit. And whoever
-rolls back finds that any other transaction of the session is read-only, which is its default then.
+The guard cursor keeps a handler from committing by itself. It is declared WITH HOLD over a query that fails, and
+PostgreSQL runs such a query at commit. A commit succeeds only after the guard cursor is closed. A handler that rolls
+back and opens its own transaction gets a read-only one (`default_transaction_read_only = on`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -23,7 +21,7 @@ from psycopg.pq import TransactionStatus
 
 from outspark.database.arrays import Texts, Times, Uuids
 from outspark.inbox.event import InboxEvent
-from outspark.inbox.handling.group import Group, HandlerFailed, Task, TransactionLost
+from outspark.inbox.handling.batch import HandlerFailed, Job, JobResult, Task, TransactionLost
 from outspark.inbox.outcome import HANDLED, LOST, Handled, HandlingOutcome, outcome_of
 from outspark.inbox.router import Handler
 from outspark.outcome import HELD, Dead, Retry, Skipped
@@ -31,31 +29,28 @@ from outspark.redaction import storable
 
 log = logging.getLogger(__name__)
 
-# A setting that nobody has set is not known before the query runs, so the planner cannot fail too early.
+# The planner does not know the value of a setting that was never set, so the cast cannot fail before the query runs.
 BEGIN = """
--- Stand guard over the transaction, and go behind a savepoint
+-- Declare the guard cursor, and set the savepoint of the first handler
 SET TRANSACTION READ WRITE;
 DECLARE outspark_guard CURSOR WITH HOLD FOR
   SELECT coalesce(current_setting('outspark.no_such', true), 'a handler must not end the transaction')::int;
 SAVEPOINT outspark_event"""
 PASS = """
--- Keep what the handler did, and go behind the next savepoint
+-- Keep what the handler did, and set the savepoint of the next one
 RELEASE SAVEPOINT outspark_event; SAVEPOINT outspark_event"""
 UNDO = """
 -- Undo what the handler did
 ROLLBACK TO SAVEPOINT outspark_event"""
 END = """
--- All handlers are through, and whoever commits now is us
+-- All handlers have returned: from here on a commit succeeds
 CLOSE outspark_guard"""
 
 SETTINGS: Final = {"default_transaction_read_only": "on"}
-"""Of sessions in which only our own transactions may write."""
+"""Of sessions in which only the worker's own transactions may write."""
 
 ENDED_BY_ITSELF = "the handler ended the transaction by itself; the worker commits when it returns"
 LEFT_ABORTED = "the handler returned and left the transaction aborted; let the error out, or use a savepoint"
-
-# What a handler may end with; all else ends the process.
-_FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +63,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Run PASS. It comes after every handler, so it is worth a shorter way than other statements take."""
+    """Run PASS. It follows every handler that has a savepoint, so it takes a shorter way than other statements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a handler, which may raise anything."""
+    """Call a handler; answers what it raised, or None."""
 
     task: Task
     handler: Handler
@@ -81,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Commit or roll back, outside a transaction of the whole group."""
+    """Commit or roll back, where a handler has the connection to itself."""
 
     how: Literal["commit", "rollback"]
 
@@ -90,135 +85,144 @@ Step = Run | Keep | Call | End
 A = TypeVar("A")
 Script = Generator[Step, Any, A]
 
+KEEP: Final = Keep()
 
-def shared_transaction(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
-    """The outcomes of the first so many tasks; the others are for another transaction."""
+
+def shared_transaction(job: Job, conn: psycopg.BaseConnection[Any]) -> Script[JobResult]:
+    """Handle tasks in one transaction until it has lasted long enough. Only a list may be committed."""
     outcomes: list[HandlingOutcome] = []
     stopped: set[str | None] = set()
+    ordered, info = job.settings.ordering == "key", conn.info
     yield Run(BEGIN)
-    for number, task in enumerate(group.tasks):
-        if group.out_of_time():
+    for number, task in enumerate(job.tasks):
+        if job.progress.out_of_time():
             break
-        key = task.event.key if group.ordered else None
-        if key is not None and key in stopped:
+        if ordered and task.event.key in stopped:
             outcomes.append(HELD)
             continue
-        group.begin(number)
-        outcome = yield from _one_of_them(group, task, conn)
+        job.progress.begin(number, task)
+        if task.handler is not None:
+            error = yield Call(task, task.handler)
+            job.progress.returned(error)
+            # Of most events nothing more is to be found out, so this is asked first.
+            if error is None and not job.savepoints and info.transaction_status == TransactionStatus.INTRANS:
+                outcomes.append(HANDLED)
+                continue
+        outcome = yield from _judge(job, number, conn)
+        if isinstance(outcome, TransactionLost | HandlerFailed):
+            return outcome
         outcomes.append(outcome)
-        if not isinstance(outcome, Handled | Skipped):
-            stopped.add(key)
-    group.end()
+        if task.event.key is not None and not isinstance(outcome, Handled | Skipped):
+            stopped.add(task.event.key)
+    job.progress.end()
     yield Run(END)
-    yield from _complete(group, outcomes)
-    return outcomes
+    lost = yield from _complete(job, outcomes)
+    return outcomes if lost is None else lost
 
 
-def _one_of_them(group: Group, task: Task, conn: psycopg.BaseConnection[Any]) -> Script[HandlingOutcome]:
-    outcome = yield from _call(group, task)
-    if group.savepoints:
-        _report(group, task)
+def _judge(
+    job: Job, number: int, conn: psycopg.BaseConnection[Any]
+) -> Script[HandlingOutcome | TransactionLost | HandlerFailed]:
+    """The outcome of the task that was just done, and what it means for the transaction."""
+    task = job.tasks[number]
+    outcome = _outcome(job, task)
+    if job.savepoints:
+        _report(job, task)
     status = conn.info.transaction_status
     if status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-        raise TransactionLost(group.number, _what_happened(conn, outcome))
+        return TransactionLost(number, _what_happened(conn, outcome))
     if status is TransactionStatus.INERROR and isinstance(outcome, Handled):
         outcome = Retry(LEFT_ABORTED)
-    if group.savepoints:
+    if job.savepoints:
         try:
-            yield Keep() if isinstance(outcome, Handled | Skipped) else Run(UNDO)
-        except psycopg.errors.InvalidSavepointSpecification as error:
-            raise TransactionLost(group.number, Retry(ENDED_BY_ITSELF)) from error
+            yield KEEP if isinstance(outcome, Handled | Skipped) else Run(UNDO)
+        except psycopg.errors.InvalidSavepointSpecification:
+            return TransactionLost(number, Retry(ENDED_BY_ITSELF))
     elif isinstance(outcome, Retry | Dead) and task.handler is not None:
-        number = yield from _at_fault(group, task)
-        if number is not None:
-            _report(group, task)
-        raise HandlerFailed(number, outcome)
+        at_fault = yield from _at_fault(job, number)
+        if at_fault is not None:
+            _report(job, task)
+        return HandlerFailed(at_fault, outcome)
     return outcome
 
 
-def _at_fault(group: Group, task: Task) -> Script[int | None]:
-    """Who failed; None where that shows only when they run again."""
-    key, before = task.event.key, group.tasks[: group.number]
-    if group.ordered and key is not None and any(one.event.key == key for one in before):
+def _at_fault(job: Job, number: int) -> Script[int | None]:
+    """The task that failed; None where that shows only when the tasks run again."""
+    key, before = job.tasks[number].event.key, job.tasks[:number]
+    if job.settings.ordering == "key" and key is not None and any(one.event.key == key for one in before):
         return None
     try:
         yield Run(UNDO)
     except psycopg.Error:
-        # A handler before it has ended the transaction, and left another in its place.
+        # An earlier handler has ended the transaction and left another in its place.
         return None
-    return group.number
+    return number
 
 
-def _complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]:
-    """Broken where a lock was lost meanwhile: what was done for that event must not stay."""
-    passed = [
+def _complete(job: Job, outcomes: Sequence[HandlingOutcome]) -> Script[TransactionLost | None]:
+    """TransactionLost when another worker has taken an event meanwhile: what was done for it must not stand."""
+    succeeded = [
         (task.event, outcome.reason if isinstance(outcome, Skipped) else None)
-        for task, outcome in zip(group.tasks, outcomes, strict=False)
+        for task, outcome in zip(job.tasks, outcomes, strict=False)
         if isinstance(outcome, Handled | Skipped)
     ]
-    if not passed:
-        return
-    rows = yield Run(group.statements.complete, _completion(group, passed))
-    if len(rows) < len(passed):
-        raise TransactionLost(group.at_fault(), LOST)
+    if not succeeded:
+        return None
+    rows = yield Run(job.statements.complete, _completion(job, succeeded))
+    return None if len(rows) == len(succeeded) else job.lost(LOST)
 
 
-def own_transaction(group: Group, conn: psycopg.BaseConnection[Any]) -> Script[list[HandlingOutcome]]:
-    """One handler that has the connection to itself: it may commit as it likes."""
-    [task] = group.tasks
-    named = _completion(group, [(task.event, None)])
-    if group.complete == "before":
-        rows = yield Run(group.statements.complete, named)
+def own_transaction(job: Job, conn: psycopg.BaseConnection[Any]) -> Script[JobResult]:
+    """One handler that has the connection to itself: it may commit when it likes."""
+    [task] = job.tasks
+    complete = Run(job.statements.complete, _completion(job, [(task.event, None)]))
+    if job.settings.strategy.complete == "before":
+        rows = yield complete
         yield End("commit")
         if not rows:
             return [LOST]
-    group.begin(0)
-    outcome = yield from _call(group, task)
-    _report(group, task)
+    job.progress.begin(0, task)
+    if task.handler is not None:
+        job.progress.returned((yield Call(task, task.handler)))
+    outcome = _outcome(job, task)
+    _report(job, task)
     if conn.info.transaction_status is TransactionStatus.INERROR and isinstance(outcome, Handled):
         outcome = Retry(LEFT_ABORTED)
-    passed = isinstance(outcome, Handled | Skipped)
     try:
-        yield End("commit" if passed else "rollback")
+        yield End("commit" if isinstance(outcome, Handled | Skipped) else "rollback")
     except psycopg.Error as error:
-        outcome, passed = outcome_of(error), False
+        outcome = outcome_of(error)
     if conn.closed:
-        raise TransactionLost(0, _what_happened(conn, outcome))
-    if group.complete == "after" and passed:
-        rows = yield Run(group.statements.complete, named)
+        return TransactionLost(0, _what_happened(conn, outcome))
+    if job.settings.strategy.complete == "after" and isinstance(outcome, Handled | Skipped):
+        rows = yield complete
         yield End("commit")
         return [outcome if rows else LOST]
     return [outcome]
 
 
-def _call(group: Group, task: Task) -> Script[HandlingOutcome]:
+def _outcome(job: Job, task: Task) -> HandlingOutcome:
     if task.handler is None:
         reason = f"there is no handler for {task.event.type} from {task.event.source}"
-        return Skipped(reason) if group.unhandled == "skip" else Dead(reason)
-    started, group.error = time.monotonic(), None
-    try:
-        yield Call(task, task.handler)
-    except _FAILURES as error:
-        group.error = error
-        return outcome_of(error)
-    finally:
-        group.took.append(time.monotonic() - started)
-    return HANDLED
+        return Skipped(reason) if job.settings.unhandled == "skip" else Dead(reason)
+    error = job.progress.error
+    return HANDLED if error is None else outcome_of(error)
 
 
-def _report(group: Group, task: Task) -> None:
-    """For whoever debugs a handler; the settler tells of all that failed in a batch."""
-    if group.error is not None and task.handler is not None:
+def _report(job: Job, task: Task) -> None:
+    """The traceback of one failure, for debugging; the settler logs one line for all failures of a batch."""
+    error = job.progress.error
+    if error is not None and task.handler is not None:
         named = {"event": task.event.id, "handler": task.handler.name}
-        log.debug("handler failed", extra=named, exc_info=group.error)
+        log.debug("handler failed", extra=named, exc_info=error)
 
 
-def _completion(group: Group, passed: Sequence[tuple[InboxEvent, str | None]]) -> dict[str, Any]:
+def _completion(job: Job, succeeded: Sequence[tuple[InboxEvent, str | None]]) -> dict[str, Any]:
     return {
-        "ids": Uuids([event.id for event, _ in passed]),
-        "created_ats": Times([event.created_at for event, _ in passed]),
-        "notes": Texts([None if note is None else storable(f"skipped: {note}") for _, note in passed]),
-        "token": group.token,
+        "ids": Uuids([event.id for event, _ in succeeded]),
+        "created_ats": Times([event.created_at for event, _ in succeeded]),
+        "notes": Texts([None if note is None else storable(f"skipped: {note}") for _, note in succeeded]),
+        "token": job.token,
     }
 
 

@@ -1,4 +1,4 @@
-"""The handling loop: claim, run handlers, settle what did not pass, and look after what others left behind."""
+"""The handling loop of one worker: claim a batch, run its handlers, settle it; adopt what other workers left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from outspark.config.inbox import WorkSettings
 from outspark.database.names import TableName
 from outspark.hosting.shift import Stopping
 from outspark.inbox.event import InboxEvent
+from outspark.inbox.handling.batch import Batch
 from outspark.inbox.handling.guard import Guard, Pause, Records
 from outspark.inbox.handling.runner import HandlerRunner
 from outspark.inbox.handling.session import WorkerSession, open_worker_session
-from outspark.inbox.handling.settle import Batch, OnDead, Settler
+from outspark.inbox.handling.settle import OnDead, Settler
 from outspark.inbox.router import Router
 from outspark.observability import metrics
 from outspark.observability.causes import Causes, Trouble
@@ -31,10 +32,11 @@ PROBED_KEYS = 10
 
 
 class Worker:
-    """Handles the events of one consumer group. For one thread alone; start another for more.
+    """Handles the events of one consumer group. For one thread alone; start another worker for more.
 
-    `run_once` claims and handles one batch; `run` does so until it is told to stop. One connection is for the worker's
-    own statements, another for its handlers. `records` are what the worker before it in this process saw of handlers.
+    `run_once` claims and handles one batch; `run` does so until it is told to stop. The worker's own statements have
+    one connection, its handlers another. `records` is what the previous worker of this process found out about
+    handlers; `on_dead` is called for each event that dies, in the transaction that makes it dead.
     """
 
     def __init__(
@@ -59,27 +61,40 @@ class Worker:
         self._settler = Settler(settings, self.tally, self.guard, on_dead)
         self._runner = HandlerRunner(url, router, settings, self.tally, moved)
         self._session: WorkerSession | None = None
-        self._unsettled: list[Batch] = []
+        self._batch = Batch([], "")
         self._next_chores = 0.0
         self._heads_first = False
 
     def run_once(self) -> int:
-        """Claim a batch and handle it; how many events that were. Errors of the database come out.
+        """Claim a batch and handle it; answers the number of its events. Errors of the database are raised.
 
-        HandlerHung when too many handlers of this process hang: it should end then, and be started again.
+        HandlerHung when too many handlers of this process hang: then the process should end and be started again.
         """
         if self._session is None:
             self._session = open_worker_session(self.url, self.table, self.settings)
             self._next_chores = 0.0
-            self.guard.look_soon()
+            self.guard.sync_soon()
+        session = self._session
         try:
-            return self._once(self._session)
+            # The last batch, if the last call could not settle it.
+            self._settler.settle(session, self._batch)
+            self._chores(session)
+            self.guard.sync_when_due(session)
+            batch = self._batch = self._claim(session)
+            if batch.events:
+                self.guard.hold(batch, ordered=session.order is not None)
+                try:
+                    self._runner.handle(session, batch)
+                finally:
+                    if not session.conn.broken:
+                        self._settler.settle(session, batch)
+            return len(batch.events)
         except psycopg.OperationalError:
-            self._leave()
+            self._disconnect()
             raise
 
     def run(self, stopping: Stopping) -> None:
-        """Work until told to stop, through losses of the database."""
+        """Handle batches until told to stop. When the database is lost, try again after a pause."""
         pause = FIRST_PAUSE
         failing = f"inbox worker failed; trying again: {self.settings.group}"
         while not stopping.is_set():
@@ -95,7 +110,7 @@ class Worker:
                 stopping.wait(wait)
 
     def idle_for(self) -> float:
-        """How long a host may sleep after `run_once` found nothing, in seconds."""
+        """Seconds that a host may sleep after `run_once` found nothing."""
         longest = self.settings.poll_interval.total_seconds()
         if self._session is None:
             return longest
@@ -106,31 +121,15 @@ class Worker:
         return min([*waits, *(max(at - time.monotonic(), 0.0) for at in later)])
 
     def close(self) -> None:
-        """Harmless when it is closed."""
+        """Harmless when the worker is closed."""
         self._runner.close()
-        self._leave()
+        self._disconnect()
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _once(self, session: WorkerSession) -> int:
-        self._settle(session)
-        self._chores(session)
-        self.guard.look_now_and_then(session)
-        batch = self._claim(session)
-        if batch.events:
-            # From here on the events are in our hands, whatever happens.
-            self._unsettled.append(batch)
-            self.guard.hold(batch, ordered=session.order is not None)
-            try:
-                self._runner.handle(session, batch)
-            finally:
-                if not session.conn.broken:
-                    self._settle(session)
-        return len(batch.events)
 
     def _claim(self, session: WorkerSession) -> Batch:
         token = session.token()
@@ -139,22 +138,22 @@ class Worker:
         if probe is not None:
             if tried := self._claim_probe(session, given, probe):
                 return Batch(tried, token, probes=probe)
-            probe.look_again_soon()
-        # Heads that are due and fresh events take turns, so that many failures hold up nobody else.
+            probe.try_again_soon()
+        # Heads that are due and fresh events take turns, so that many failures do not hold up the other keys.
         self._heads_first = not self._heads_first
         found = self._claim_head(session, given) if self._heads_first else []
         found = found or self._claim_free(session, given) or self._claim_head(session, given)
         return Batch(found, token)
 
     def _claim_head(self, session: WorkerSession, given: dict[str, Any]) -> list[InboxEvent]:
-        """With order per key: the first of those that failed before and are due."""
+        """With order per key: one event that failed before, whose wait is over."""
         if session.order is None:
             return []
         for head in session.order.due():
             named = {"id": head.id, "created_at": head.created_at}
             if found := session.claim(session.statements.claim_head, {**given, **named}):
                 return found
-            session.order.look_again(head)
+            session.order.refresh(head)
         return []
 
     def _claim_free(self, session: WorkerSession, given: dict[str, Any]) -> list[InboxEvent]:
@@ -168,7 +167,7 @@ class Worker:
         return session.claim(session.statements.claim_beside, {**given, **more})
 
     def _claim_probe(self, session: WorkerSession, given: dict[str, Any], pause: Pause) -> list[InboxEvent]:
-        """One event of a handler that is paused: with order per key, of another key each time."""
+        """One event of a paused handler; with order per key, of another key each time."""
         order = session.order
         for key in list(pause.keys)[:PROBED_KEYS] if order is not None else ():
             tried = pause.keys.pop(key)
@@ -179,15 +178,10 @@ class Worker:
             if found := session.claim(session.statements.claim_head, {**given, **named}):
                 pause.keys[key] = tried
                 return found
-            order.look_again(head)
+            order.refresh(head)
         slots, blocked = ([], []) if order is None else (order.owned, order.blocked())
         more = {"slots": slots, "blocked": blocked, "limit": 1, "paused": [], "only": list(pause.types)}
         return session.claim(session.statements.claim_beside, {**given, **more})
-
-    def _settle(self, session: WorkerSession) -> None:
-        while self._unsettled:
-            self._settler.settle(session, self._unsettled[0])
-            self._unsettled.pop(0)
 
     def _chores(self, session: WorkerSession) -> None:
         now = time.monotonic()
@@ -202,16 +196,16 @@ class Worker:
             self._settler.given_back(session, [*adopted, *stale])
         if adopted or stale:
             log.warning(
-                "events came back from other workers",
-                extra={"group": self.settings.group, "vanished": len(adopted), "ran_out": len(stale)},
+                "events of other workers are pending again",
+                extra={"group": self.settings.group, "disconnected": len(adopted), "ran_out": len(stale)},
             )
             self.tally.add(
                 metrics.INBOX_GIVEN_BACK_TOTAL, len(adopted) + len(stale), group=self.settings.group
             )
         if session.order is not None:
-            session.order.take()
+            session.order.balance()
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None

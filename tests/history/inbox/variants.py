@@ -12,7 +12,7 @@ from typing import Any, Final
 from outspark.config.inbox import Strategy
 from outspark.contracts.omnibox import inbox as statements
 from outspark.inbox.handling import transaction
-from outspark.inbox.handling.group import Group, TransactionLost
+from outspark.inbox.handling.batch import Job, TransactionLost
 from outspark.inbox.handling.session import KeyOrder
 from outspark.inbox.handling.transaction import Script
 from outspark.inbox.intake import message
@@ -73,11 +73,9 @@ def lose_locks_unnoticed() -> None:
     """What was done for an event stands, even if it was taken away meanwhile."""
     honest = transaction._complete
 
-    def complete(group: Group, outcomes: Sequence[HandlingOutcome]) -> Script[None]:
-        try:
-            yield from honest(group, outcomes)
-        except TransactionLost:
-            return
+    def complete(job: Job, outcomes: Sequence[HandlingOutcome]) -> Script[TransactionLost | None]:
+        yield from honest(job, outcomes)
+        return None
 
     _set(transaction, "_complete", complete)
 
