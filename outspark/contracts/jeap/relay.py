@@ -14,10 +14,24 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import ASYNC_COMMIT, RelayStatements, Timer
+from outspark.contracts.contract import ASYNC_COMMIT
 from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
+from outspark.contracts.relay_statements import (
+    Adopted,
+    Claim,
+    Command,
+    CountedAttempt,
+    KeyBehindDead,
+    KeyInBackoff,
+    NextDue,
+    Oldest,
+    Query,
+    RelayStatements,
+    Suspect,
+    Timer,
+)
 from outspark.database.arrays import text_array
 from outspark.database.attempts import attempts_table
 from outspark.database.names import TableName
@@ -198,18 +212,18 @@ def relay_statements(
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text(_CLAIM),
-        claim_ids=text(_CLAIM_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_ALL),
-        settle=text(_SETTLE),
-        adopt=text(_NONE_WAITING),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_NONE_WAITING),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_OLDEST),
+        claim=Claim(text(_CLAIM)),
+        claim_ids=Claim(text(_CLAIM_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER_ALL)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_NONE_WAITING), Adopted._make),
+        suspects=Query(text(_SUSPECTS), Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), CountedAttempt._make),
+        keys_in_backoff=Query(text(_NONE_WAITING), KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), NextDue._make),
+        oldest=Query(text(_OLDEST), Oldest._make),
         pack=text_array,
         read=read,
         low_water=False,

@@ -154,9 +154,6 @@ _IN_ORDER = """
       WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
     )))"""
 
-_UNORDERED = """
-    AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL"""
-
 # Also those in others' hands: when they come back, their place in the queue may be behind later ones of their key. And
 # those that were unlocked: later ones of their key may have been in the same hands, and count as tried.
 HEADS = """
@@ -386,7 +383,7 @@ def work_statements(
     parts["together"] = sql.SQL(_UNTRIED if slots is None else _BEFORE_TRIED)
     # Whoever owns a key waits for a row of it: passing over the first would let the second overtake it.
     parts["passing_over"] = sql.SQL("SKIP LOCKED" if slots is None else "")
-    parts["in_order"] = sql.SQL(_UNORDERED if slots is None else _IN_ORDER).format(**parts)
+    parts["in_order"] = sql.SQL("" if slots is None else _IN_ORDER).format(**parts)
 
     parts["beside"] = beside(None if slots is None else key)
 

@@ -18,8 +18,21 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX, RelayStatements
+from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX
 from outspark.contracts.omnibox.table import Layout, look_at
+from outspark.contracts.relay_statements import (
+    Adopted,
+    Claim,
+    Command,
+    CountedAttempt,
+    KeyBehindDead,
+    KeyInBackoff,
+    NextDue,
+    Oldest,
+    Query,
+    RelayStatements,
+    Suspect,
+)
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
@@ -242,18 +255,18 @@ def relay_statements(
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
-        claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER_ALL),
-        settle=text(_SETTLE),
-        adopt=text(_ADOPT),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_KEYS_IN_BACKOFF),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_NEXT),
+        claim=Claim(text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING)),
+        claim_ids=Claim(text(_CLAIM_IDS if marked else _READ_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER_LEASE if marked else _DELIVER_ALL)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_ADOPT), Adopted._make),
+        suspects=Query(text(_SUSPECTS), Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), CountedAttempt._make),
+        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), NextDue._make),
+        oldest=Query(text(_NEXT), Oldest._make),
         pack=Uuids,
         read=_read,
         low_water=owned,

@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX, RelayStatements
+from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX
+from outspark.contracts.relay_statements import (
+    Adopted,
+    Claim,
+    Command,
+    CountedAttempt,
+    KeyBehindDead,
+    KeyInBackoff,
+    NextDue,
+    Oldest,
+    Query,
+    RelayStatements,
+    Suspect,
+)
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
@@ -60,7 +73,7 @@ _CLAIM_COMPETING = """
 WITH next AS MATERIALIZED (
   SELECT e.event_id, {size} AS size FROM {table} e
   WHERE e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
-    AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
+    AND e.event_type <> ALL(%(types)s::text[])
   ORDER BY e.created_at, e.event_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), {total}
 UPDATE {table} e
@@ -73,7 +86,7 @@ _CLAIM_READ = """
 -- Read the next events of the owned slots, oldest first; ownership alone keeps others away.
 WITH next AS MATERIALIZED (
   SELECT {columns}, {size} AS size FROM {table} e
-  WHERE {ready} AND %(token)s::text IS NOT NULL
+  WHERE {ready}
   ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 ), {total}
 SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
@@ -95,15 +108,12 @@ _READ_IDS = """
 -- Read named events again: heads whose backoff is over, and suspects, which go out one by one.
 WITH next AS MATERIALIZED (
   SELECT {columns}, {size} AS size FROM {table} e
-  WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending} AND %(token)s::text IS NOT NULL
+  WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending}
 ), {total}
 SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
-_NO_FENCE = """
-fence AS (
-  SELECT %(source)s::text IS NOT NULL AND %(slots)s::int[] IS NOT NULL AND %(epochs)s::bigint[] IS NOT NULL AS holds
-)"""
+_NO_FENCE = """fence AS (SELECT true AS holds)"""
 
 _DELIVER = """
 -- Settle what the broker acknowledged.
@@ -142,7 +152,7 @@ WHERE e.event_id = o.id AND {still_leased} AND (SELECT holds FROM fence)
 """
 
 _LEASED_ROW = """e.status = 'DELIVERING' AND e.locked_by = %(token)s"""
-_LEASED_SLOT = """e.status = 'PENDING' AND %(token)s::text IS NOT NULL"""
+_LEASED_SLOT = """e.status = 'PENDING'"""
 
 _ADOPT = """
 -- Give back what the former owner of these slots had in flight; it counts as an attempt.
@@ -241,18 +251,18 @@ def relay_statements(table: TableName, settings: SourceSettings, conn: object = 
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
-        claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER_ALL),
-        settle=text(_SETTLE),
-        adopt=text(_ADOPT),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_KEYS_IN_BACKOFF),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_OLDEST),
+        claim=Claim(text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING)),
+        claim_ids=Claim(text(_CLAIM_IDS if marked else _READ_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER_LEASE if marked else _DELIVER_ALL)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_ADOPT), Adopted._make),
+        suspects=Query(text(_SUSPECTS), Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), CountedAttempt._make),
+        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), NextDue._make),
+        oldest=Query(text(_OLDEST), Oldest._make),
         pack=Uuids,
         read=_read,
     )
