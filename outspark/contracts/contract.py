@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 State = Literal["done", "pending", "dead"]
 
 TOKEN_PREFIX = "outspark/"
-"""Every token of ours begins with it, which tells our claims from those of other relays."""
+"""Every token of Outspark begins with it, which tells its claims from those of other relays."""
 
 ASYNC_COMMIT = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
 """A condition that always holds: the commit of this transaction does not wait for the disk, nor for a standby.
@@ -81,7 +81,7 @@ class Contract(Protocol):
         ...
 
     def lock_table(self, table: TableName) -> TableName | None:
-        """Where relays of other makes and ours take turns, by ShedLock's protocol; None where all may work at once."""
+        """Where Outspark and other relays take turns, by ShedLock's protocol; None where all may work together."""
         ...
 
     def header_table(self, table: TableName) -> TableName | None:
@@ -89,5 +89,5 @@ class Contract(Protocol):
         ...
 
     def side_tables(self, table: TableName) -> Mapping[str, str]:
-        """Small tables of ours that a lane needs besides `outspark_slots`: name -> CREATE TABLE IF NOT EXISTS."""
+        """Small tables that a lane needs besides `outspark_slots`: name -> CREATE TABLE IF NOT EXISTS."""
         ...

@@ -17,4 +17,4 @@ class _Unconditional:
 
 
 UNCONDITIONAL: Final[Permit] = _Unconditional()
-"""For a publisher of events that nobody else works on."""
+"""For events that no other process works on."""

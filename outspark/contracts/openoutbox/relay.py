@@ -15,20 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from outspark.contracts import relay_statements as answers
 from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX
-from outspark.contracts.relay_statements import (
-    Adopted,
-    Claim,
-    Command,
-    CountedAttempt,
-    KeyBehindDead,
-    KeyInBackoff,
-    NextDue,
-    Oldest,
-    Query,
-    RelayStatements,
-    Suspect,
-)
+from outspark.contracts.relay_statements import Claim, Command, Query, RelayStatements
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
@@ -55,7 +44,7 @@ e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
   AND {not_blocked}
   AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
 
-# No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
+# No FOR UPDATE: the slots are owned, and the UPDATE checks the status again when a foreign relay was faster.
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
 WITH next AS MATERIALIZED (
@@ -69,7 +58,7 @@ RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
--- Claim free events beside other relays: what somebody else is taking is passed over.
+-- Claim free events beside other relays, and skip those that another relay is claiming.
 WITH next AS MATERIALIZED (
   SELECT e.event_id, {size} AS size FROM {table} e
   WHERE e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
@@ -136,7 +125,7 @@ WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND
 """
 
 _SETTLE = """
--- Settle the rest: back after a wait, back at once, skipped, or dead.
+-- Settle the rest: back after a wait, back immediately, skipped, or dead.
 WITH {fence}
 UPDATE {table} e
 SET status = CASE o.state WHEN 'done' THEN 'DELIVERED' WHEN 'dead' THEN 'DEAD' ELSE 'PENDING' END,
@@ -168,7 +157,7 @@ SELECT event_id::text, partition_key, dead FROM adopted ORDER BY created_at, eve
 """
 
 _SUSPECTS = """
--- What a vanished owner may have had in flight when a claim leaves no mark: the head of each slot.
+-- What a crashed owner may have had in flight when a claim writes nothing: the head of each slot.
 SELECT e.event_id::text, e.partition_key FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at <= now() AND {slot} = ANY(%(slots)s::int[])
   AND {not_blocked}
@@ -186,7 +175,7 @@ RETURNING e.event_id::text, e.status = 'DEAD' AS dead
 """
 
 _KEYS_IN_BACKOFF = """
--- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
+-- Keys whose head waits for its next try; a scheduled event that never failed blocks no key.
 SELECT e.event_id::text, e.partition_key, {until_due}
 FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts > 0
@@ -256,13 +245,13 @@ def relay_statements(table: TableName, settings: SourceSettings, conn: object = 
         deliver=Command(text(_DELIVER)),
         deliver_all=Command(text(_DELIVER_LEASE if marked else _DELIVER_ALL)),
         settle=Command(text(_SETTLE)),
-        adopt=Query(text(_ADOPT), Adopted._make),
-        suspects=Query(text(_SUSPECTS), Suspect._make),
-        count_attempt=Query(text(_COUNT_ATTEMPT), CountedAttempt._make),
-        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), KeyInBackoff._make),
-        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), KeyBehindDead._make),
-        next_due=Query(text(_NEXT_DUE), NextDue._make),
-        oldest=Query(text(_OLDEST), Oldest._make),
+        adopt=Query(text(_ADOPT), answers.Adopted._make),
+        suspects=Query(text(_SUSPECTS), answers.Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), answers.CountedAttempt._make),
+        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), answers.KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), answers.KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), answers.NextDue._make),
+        oldest=Query(text(_OLDEST), answers.Oldest._make),
         pack=Uuids,
         read=_read,
     )
