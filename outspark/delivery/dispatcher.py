@@ -69,7 +69,11 @@ class Dispatcher:
         deadline = time.monotonic() + budget
         straight = None if been else self._straight(events)
         if straight is not None:
-            return self._dispatch_straight(events, *straight, deadline, permit)
+            destination, messages = straight
+            outcomes = self._send(destination, messages, deadline, permit)
+            if not all_delivered(outcomes):
+                outcomes = _hold_behind_failures(destination, messages, outcomes)
+            return Dispatched(outcomes, [destination] * len(events), {})
         all_routed = [self._route_event(event, been, alone=len(events) == 1) for event in events]
         failed: set[str] = set()
         waiting: list[Routed] = all_routed
@@ -147,21 +151,6 @@ class Dispatcher:
             return None
         return self.destinations[names[0]], messages
 
-    def _dispatch_straight(
-        self,
-        events: Sequence[Event],
-        destination: Destination,
-        messages: Sequence[Message],
-        deadline: float,
-        permit: Permit,
-    ) -> Dispatched:
-        outcomes = self._send(destination, messages, deadline, permit)
-        if not all_delivered(outcomes):
-            all_routed = [Routed(message.order_key, destination, message) for message in messages]
-            waves.apply_outcomes(all_routed, outcomes, set())
-            outcomes = [routed.outcome or HELD for routed in all_routed]
-        return Dispatched(outcomes, [destination] * len(events), {})
-
     def _route_event(self, event: Event, been: Mapping[str, Collection[str]], alone: bool) -> Routed:
         """`alone`: this event is all of its batch, as one that probes is."""
         key = event.order_key if self.ordered else None
@@ -234,6 +223,14 @@ class Dispatcher:
         if len(outcomes) != len(messages):
             raise RuntimeError(f"publisher {name} gave {len(outcomes)} outcomes for {len(messages)} messages")
         return outcomes
+
+
+def _hold_behind_failures(
+    destination: Destination, messages: Sequence[Message], outcomes: Sequence[Outcome]
+) -> list[Outcome]:
+    all_routed = [Routed(message.order_key, destination, message) for message in messages]
+    waves.apply_outcomes(all_routed, outcomes, set())
+    return [routed.outcome or HELD for routed in all_routed]
 
 
 def _place(error: Exception) -> str:

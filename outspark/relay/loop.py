@@ -76,6 +76,7 @@ class SourceLoop:
 
     def step(self) -> int:
         """Claim once and work on the batch; how many events were settled."""
+        self.permit.beat()
         self.waker.before_poll()
         self._chores()
         self._claims += 1

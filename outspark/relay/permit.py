@@ -20,13 +20,12 @@ class LanePermit:
     lock: ShedLock | None
     """Where relays of other makes take turns with Outspark's."""
     longest_publish: float
-    beat: Callable[[], None] | None = None
-    """Called before each publish, for a watchdog of the lane."""
+    beat: Callable[[], None]
+    """Called before each step and each publish, for a watchdog of the lane."""
 
     def check(self) -> None:
         """OwnershipLost if another owner has the slots, or another relay the lock. A publish cannot be fenced."""
-        if self.beat is not None:
-            self.beat()
+        self.beat()
         if self.lock is not None and not self._holds(self.lock):
             raise self._lost(self.lock)
         if self.ownership is not None:

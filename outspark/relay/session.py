@@ -64,7 +64,10 @@ class DatabaseSession:
         if self.released or time.monotonic() < self.next_try:
             return 0
         try:
-            return self._step()
+            if (self.conn is None and not self._connect()) or not (self.holds_baton or self._take_baton()):
+                return 0
+            now = time.monotonic()
+            return sum(loop.step() for loop in self.loops if loop.waker.next_poll <= now)
         except (psycopg.Error, OutsparkError) as error:
             self._close(error)
             return 0
@@ -126,18 +129,6 @@ class DatabaseSession:
             self._stop_connecting()
             process.discard(self.url)
             self.conn, self.loops = None, []
-
-    def _step(self) -> int:
-        if self.conn is None and not self._connect():
-            return 0
-        if not self.holds_baton and not self._take_baton():
-            return 0
-        now = time.monotonic()
-        return sum(self._step_of(loop) for loop in self.loops if loop.waker.next_poll <= now)
-
-    def _step_of(self, loop: SourceLoop) -> int:
-        self.moved()
-        return loop.step()
 
     def _connect(self) -> bool:
         """Begin to connect, or check on it; True when done. The lane's other sessions are not delayed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from outspark.contracts.contract import Settlement
-from outspark.contracts.relay_statements import Command, DeliverParams, Fence, SettleParams
+from outspark.contracts.relay_statements import DeliverParams, Fence, SettleParams
 from outspark.database.deliveries import Deliveries
 from outspark.delivery.dead_guard import DeadGuard
 from outspark.delivery.dispatcher import NOWHERE, Dispatched
@@ -111,25 +111,22 @@ class Settler:
         guard.watch(batch.events, [*delivered, *done], dead)
 
     def _write(self, batch: Batch, delivered: list[str], rest: Sequence[Unfinished]) -> int:
-        statements = self.source.statements
-        if not rest:
-            changed = self._deliver(statements.deliver_all, batch, delivered)
-        else:
-            with self.source.conn.transaction():
-                changed = self._deliver(statements.deliver, batch, delivered) if delivered else 0
-                changed += self._put_back(rest, batch.token)
-        if changed == 0 and self.ownership is not None:
-            self.ownership.slots.prove()
-        return changed
-
-    def _deliver(self, statement: Command[DeliverParams], batch: Batch, ids: list[str]) -> int:
+        source, statements = self.source, self.source.statements
         parameters: DeliverParams = {
-            "ids": self.source.statements.pack(ids),
+            "ids": statements.pack(delivered),
             "token": batch.token,
             "leased_at": batch.leased_at,
             **self._fence(),
         }
-        return self.source.change("settle", statement, parameters)
+        if not rest:
+            changed = source.change("settle", statements.deliver_all, parameters)
+        else:
+            with source.conn.transaction():
+                changed = source.change("settle", statements.deliver, parameters) if delivered else 0
+                changed += self._put_back(rest, batch.token)
+        if changed == 0 and self.ownership is not None:
+            self.ownership.slots.prove()
+        return changed
 
     def _put_back(self, rest: Sequence[Unfinished], token: str) -> int:
         written = [one.settlement for one in rest]
