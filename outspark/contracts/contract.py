@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -11,13 +11,13 @@ import psycopg
 
 from outspark.config.contracts import ContractSettings, known
 from outspark.contracts.maintenance import TableMaintenance
+from outspark.contracts.relay_statements import RelayStatements
 from outspark.contracts.writing import OutboxWriter
 from outspark.database.check import Finding
 from outspark.database.names import TableName
 from outspark.database.partitions import PartitionSql
 from outspark.database.shape import script
 from outspark.errors import SettingsError
-from outspark.event import Event
 from outspark.outcome import DeadKind
 
 if TYPE_CHECKING:
@@ -46,71 +46,6 @@ class Settlement:
     wait: timedelta | None = None
     error: str | None = None
     kind: DeadKind = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """A histogram of seconds that the contract's own relay has, under its name."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStatements:
-    """The statements of one lane on one source, as text for psycopg with named parameters.
-
-    Every claim answers rows for `read`, with two more columns: the time its lease began, or NULL, and whether the bytes
-    that it may bring were reached. Ids are text. Of settles only the number of rows counts: what they really changed,
-    and what may stay as it is.
-
-    | statement   | parameters                                                  | answers                     |
-    |-------------|-------------------------------------------------------------|-----------------------------|
-    | claim       | slots, blocked, types, low, limit, token                    | events                      |
-    | claim_ids   | ids, token                                                  | events                      |
-    | deliver     | ids, token + fence                                          | (rows changed)              |
-    | deliver_all | ids, leased_at, token + fence                               | (rows changed)              |
-    | settle      | ids, states, counts, waits (seconds), errors, kinds, token + fence | (rows changed)       |
-    | adopt       | slots, max_attempts, error                                  | id, key, dead, oldest first |
-    | suspects    | slots, blocked, limit                                       | id, key, oldest first       |
-    | count_attempt | ids, max_attempts, error + fence                            | id, dead                    |
-    | keys_in_backoff | slots                                                       | id, key, seconds until due  |
-    | keys_behind_dead | slots                                                       | keys behind a dead event    |
-    | next_due    | none                                                        | seconds to the next schedule |
-    | oldest      | slots, park                                                 | id, seconds due, in flight  |
-
-    `deliver_all` settles a whole batch, which may be found by its lease; `pack` makes a parameter of ids for both.
-    The fence is `source, slots, epochs`: a settle changes nothing unless every slot still has that epoch.
-    `adopt` gives back what a vanished owner had claimed; under `lease = "slot"`, where a claim leaves no mark,
-    `suspects` and `count_attempt` stand in for it.
-    `oldest` is for the driver: the due event that is to go out next, but for those that wait behind one that failed,
-    and whether a claim marks any event as being in somebody's hands.
-    """
-
-    claim: str
-    claim_ids: str
-    deliver: str
-    deliver_all: str
-    settle: str
-    adopt: str
-    suspects: str
-    count_attempt: str
-    keys_in_backoff: str
-    keys_behind_dead: str
-    next_due: str
-    oldest: str
-    pack: Callable[[Sequence[str]], object]
-    read: Callable[[Sequence[tuple[Any, ...]]], list[Event]]
-    """The events of a claim, in the order to publish them."""
-    low_water: bool = True
-    """Does a claim take `low`, the time from which on to look?"""
-    counts_attempts: bool = True
-    """Is a failure that may pass an attempt? Otherwise the event is tried for ever."""
-    marks_unroutable: bool = False
-    """Does the contract mark an event whose topic is missing or forbidden, rather than let it wait?"""
-    claim_timer: Timer | None = None
-    publish_timer: Timer | None = None
-    """Of each event that is delivered."""
 
 
 @dataclass(frozen=True, slots=True)

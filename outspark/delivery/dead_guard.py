@@ -29,30 +29,30 @@ class _Window:
 
 @dataclass(slots=True)
 class DeadGuard:
-    """Of one source on one lane. Of a paused type one event goes out at a time, ever more rarely, until one passes."""
+    """For one source on one lane. Of a paused type single events go out, ever more rarely, until one succeeds."""
 
     source: str
     settings: DeadGuardSettings
     paused: dict[str, Breaker] = field(default_factory=dict)
     _windows: dict[str, _Window] = field(default_factory=dict)
 
-    def watch(self, events: Sequence[Event], is_success: Sequence[str], dead: Mapping[str, str]) -> None:
-        """Take note of a batch: `passed` are the ids of events that are done, `dead` maps ids to errors."""
+    def watch(self, events: Sequence[Event], succeeded: Sequence[str], dead: Mapping[str, str]) -> None:
+        """Take note of a batch: `succeeded` are the ids of events that are done, `dead` maps ids to errors."""
         if not self.settings.enabled or not (dead or self._windows or self.paused):
             return
         deaths = Counter(event.type for event in events if event.id in dead)
-        through = frozenset(is_success)
-        passes = Counter(event.type for event in events if event.id in through)
+        done = frozenset(succeeded)
+        successes = Counter(event.type for event in events if event.id in done)
         errors = {event.type: dead[event.id] for event in events if event.id in dead}
-        for name in passes.keys() & self.paused.keys():
+        for name in successes.keys() & self.paused.keys():
             log.debug("type is no longer paused", extra={"source": self.source, "type": name})
             del self.paused[name]
         now = time.monotonic()
         self._windows = {name: window for name, window in self._windows.items() if window.ends > now}
-        for name in deaths.keys() | (passes.keys() & self._windows.keys()):
+        for name in deaths.keys() | (successes.keys() & self._windows.keys()):
             window = self._windows.setdefault(name, _Window(now + self.settings.window.total_seconds()))
             window.dead += deaths[name]
-            window.settled += deaths[name] + passes[name]
+            window.settled += deaths[name] + successes[name]
             if deaths[name]:
                 self._judge(name, window, errors[name][:200])
 
@@ -79,5 +79,5 @@ class DeadGuard:
         )
         self.paused[name] = Breaker(reason, pause=FIRST_PAUSE, longest=LONGEST_PAUSE)
         self.paused[name].postpone(reason)
-        # Told by the driver, once for all lanes.
+        # The driver logs it once for all lanes.
         log.debug("type is paused", extra={"source": self.source, "type": name, "reason": reason})

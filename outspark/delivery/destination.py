@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 FIRST_PROBE, LONGEST_PROBE = 0.2, 5.0
 IDLE = 10.0
-"""Seconds after which a breaker that is due for a probe, and that nothing waits for any more, is dropped."""
+"""Seconds after which a breaker is dropped that is due for a probe and that no event waits for any more."""
 CHECK_TIMEOUT = 1.0
 CHECK_SHARE = 20.0
-"""The pause after a probe is so many times as long as the probe took, or longer: the lane waits for it."""
+"""The pause after a probe is at least this many times as long as the probe: the lane waits while it probes."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Breaker:
     longest: float = LONGEST_PROBE
     probe_at: float = 0.0
     wanted_at: float = 0.0
-    """When something was last known to wait for it; `probe_at` and this are on the monotonic clock."""
+    """When an event was last known to wait for it; `probe_at` and this are on the monotonic clock."""
 
     def postpone(self, reason: str) -> None:
         self.reason = reason
@@ -71,7 +71,7 @@ class Breaker:
 
 @dataclass(slots=True)
 class Destination:
-    """Closed: messages go out. Open: nothing goes out until a probe, made ever more rarely, finds it well."""
+    """Closed: messages go out. Open: no message goes out until a probe, made ever more rarely, succeeds."""
 
     name: str
     publisher: Publisher
@@ -79,11 +79,11 @@ class Destination:
     open: bool = False
     reason: str = ""
     since: float = 0.0
-    """When it was found down, in seconds since 1970."""
+    """When it went down, in seconds since 1970."""
     pause: float = FIRST_PROBE
     """Seconds from the next failure to the probe after it."""
     topics: dict[str, Breaker] = field(default_factory=dict)
-    """The topics that take nothing, while the destination itself is well."""
+    """The topics that take no messages, while the destination itself is healthy."""
     opened: int = 0
     """How often it went down since that was last reported."""
     _probe_at: float = 0.0
@@ -107,7 +107,7 @@ class Destination:
         started = time.monotonic()
         try:
             self.publisher.check(CHECK_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - whatever a probe meets, the destination is not well yet
+        except Exception as error:  # noqa: BLE001 - whatever fails in a probe, the destination is not healthy yet
             self.reason = str(error)
             self._postpone(CHECK_SHARE * (time.monotonic() - started))
             return False
@@ -120,7 +120,7 @@ class Destination:
             del self.topics[topic]
 
     def presume_down(self, reason: str, probe_in: float, pause: float) -> None:
-        """Another lane found it down: its probes go on here in their rhythm, however short the shifts are."""
+        """Another lane found it down: the probes go on here in their rhythm, however short the shifts are."""
         if not self.open:
             self.since = time.time()
         self.open, self.reason, self.pause = True, reason, pause
@@ -150,7 +150,7 @@ class Destination:
         return outcomes
 
     def _publish_around(self, messages: Sequence[Message], timeout: float, guarded: bool) -> list[Outcome]:
-        """Leave out what goes to a topic that takes nothing; when its probe is due, one message goes there."""
+        """Leave out messages to topics that take none; when the probe of a topic is due, one message goes there."""
         outcomes: list[Outcome] = [DELIVERED] * len(messages)
         going: list[int] = []
         probed: set[str] = set()
@@ -173,13 +173,13 @@ class Destination:
             for index, outcome in zip(going, answers, strict=True):
                 outcomes[index] = outcome
         for topic in probed & self.topics.keys():
-            # The probe failed in a way that says nothing of its topic.
+            # The probe failed in a way that says nothing about its topic.
             if self.topics[topic].is_due():
                 self.topics[topic].postpone(self.topics[topic].reason)
         return outcomes
 
     def _watch(self, messages: Sequence[Message], outcomes: list[Outcome], guarded: bool) -> list[Outcome]:
-        """Open and close the breakers of topics by what became of their messages."""
+        """Open and close the breakers of topics by the outcomes of their messages."""
         if self.topics:
             self._close_topics(messages, outcomes)
         if all_delivered(outcomes):
@@ -202,7 +202,7 @@ class Destination:
                 watched[index] = replace(outcome, counted=True, fault=None)
                 continue
             failed[topic] = outcome
-            # A contract that lets such events die does so once: what only probes a known fault waits on.
+            # A contract that lets such events die does so once: an event that probes a known fault goes on waiting.
             fault = None if topic in known else outcome.fault
             watched[index] = replace(outcome, topic=topic, fault=fault)
         for topic, outcome in failed.items():
@@ -225,7 +225,7 @@ class Destination:
     def _block(self, topic: str, blame: Retry) -> None:
         if topic not in self.topics:
             self.topics[topic] = Breaker(blame.error, fault=blame.fault)
-            # Told by the driver, once for all lanes.
+            # The driver logs it once for all lanes.
             log.debug(
                 "topic takes no events; they wait",
                 extra={"destination": self.name, "topic": topic, "reason": blame.error},
@@ -235,14 +235,14 @@ class Destination:
     def _open(self, reason: str) -> None:
         if not self.open:
             self.since = time.time()
-            # Told by the driver, once for all lanes.
+            # The driver logs it once for all lanes.
             log.debug("destination is down", extra={"destination": self.name, "reason": reason})
             self.opened += 1
         self.open, self.reason = True, reason
         self._postpone()
 
     def _postpone(self, at_least: float = 0.0) -> None:
-        # Only a batch that went through brings the pause back down: a destination may answer a probe and take nothing.
+        # Only a delivered batch resets the pause: a destination may answer a probe and take no messages.
         self._probe_at = time.monotonic() + max(self.pause, at_least)
         self.pause = min(self.pause * 2, LONGEST_PROBE)
 

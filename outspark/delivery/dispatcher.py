@@ -1,17 +1,18 @@
-"""From a batch of events to one outcome each: transform, route, publish in waves, hold what stands behind a failure."""
+"""From a batch of events to one outcome each: transform, route, publish in waves, hold the events behind a failure."""
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outspark import redaction
-from outspark.delivery import waves as waves
+from outspark.delivery import waves
 from outspark.delivery.destination import Block, Breaker, Destination
 from outspark.delivery.envelopes import Envelope
+from outspark.delivery.permit import Permit
 from outspark.delivery.routing import Router, Transform
 from outspark.delivery.waves import Routed
 from outspark.errors import EventInvalid
@@ -27,12 +28,12 @@ NOWHERE: Mapping[str, Collection[str]] = {}
 
 @dataclass(slots=True)
 class Dispatched:
-    """What became of a batch: for each event its outcome, and where it was to go or failed."""
+    """What became of a batch: for each event its outcome, and the destination that it was for or failed at."""
 
     outcomes: list[Outcome]
     destinations: list[Destination | None]
     partial: dict[str, list[str]]
-    """Event id -> destinations that took it now, for events that are not through everywhere."""
+    """Event id -> destinations that took it now, for events that other destinations did not take."""
 
 
 @dataclass(slots=True)
@@ -58,18 +59,21 @@ class Dispatcher:
         self,
         events: Sequence[Event],
         budget: float,
-        before_publish: Callable[[], None],
+        permit: Permit,
         been: Mapping[str, Collection[str]] = NOWHERE,
     ) -> Dispatched:
         """Events are in order; `budget` is in seconds; `been` says which destinations have which events already.
 
-        `before_publish` is called each time before a destination gets anything, since each may take all its time, and
-        may raise to stop: then nothing more goes out.
+        The permit is checked each time before a destination gets messages, since each may take all its time.
         """
         deadline = time.monotonic() + budget
         straight = None if been else self._straight(events)
         if straight is not None:
-            return self._dispatch_straight(events, *straight, deadline, before_publish)
+            destination, messages = straight
+            outcomes = self._send(destination, messages, deadline, permit)
+            if not all_delivered(outcomes):
+                outcomes = _hold_behind_failures(destination, messages, outcomes)
+            return Dispatched(outcomes, [destination] * len(events), {})
         all_routed = [self._route_event(event, been, alone=len(events) == 1) for event in events]
         failed: set[str] = set()
         waiting: list[Routed] = all_routed
@@ -80,7 +84,7 @@ class Dispatcher:
                 break
             wave, waiting = waves.next_wave(waiting, failed)
             if wave:
-                self._publish(wave, deadline, failed, before_publish)
+                self._publish(wave, deadline, failed, permit)
         return Dispatched(
             [routed.outcome or HELD for routed in all_routed],
             [routed.destination for routed in all_routed],
@@ -111,16 +115,17 @@ class Dispatcher:
         return self.breaker(block) is not None
 
     def next_probe(self, block: Block) -> float | None:
-        """When an event is to be sent to find out whether the topic or the type is well again."""
+        """When an event is to be sent to find out whether the topic or the type works again."""
         breaker = self.breaker(block)
         if breaker is None or (block.destination and self.destinations[block.destination].open):
             return None
         return breaker.probe_at
 
     def _straight(self, events: Sequence[Event]) -> tuple[Destination, list[Message]] | None:
-        """The messages of a batch that goes to one destination as it is, which keeps its order: most do.
+        """The messages of a batch that goes unchanged to one destination that keeps order, as most batches do.
 
-        None where there is more to decide. It makes a fraction of the objects.
+        None where there is more to decide. This way makes a fraction of the objects of the other, and saves a
+        microsecond an event.
         """
         if self.transform is not None or not events or self.paused:
             return None
@@ -145,21 +150,6 @@ class Dispatcher:
         except EventInvalid:
             return None
         return self.destinations[names[0]], messages
-
-    def _dispatch_straight(
-        self,
-        events: Sequence[Event],
-        destination: Destination,
-        messages: Sequence[Message],
-        deadline: float,
-        before_publish: Callable[[], None],
-    ) -> Dispatched:
-        outcomes = self._send(destination, messages, deadline, before_publish)
-        if not all_delivered(outcomes):
-            all_routed = [Routed(message.order_key, destination, message) for message in messages]
-            waves.apply_outcomes(all_routed, outcomes, set())
-            outcomes = [routed.outcome or HELD for routed in all_routed]
-        return Dispatched(outcomes, [destination] * len(events), {})
 
     def _route_event(self, event: Event, been: Mapping[str, Collection[str]], alone: bool) -> Routed:
         """`alone`: this event is all of its batch, as one that probes is."""
@@ -201,7 +191,7 @@ class Dispatcher:
         wave: Sequence[Routed],
         deadline: float,
         failed: set[str],
-        before_publish: Callable[[], None],
+        permit: Permit,
     ) -> None:
         groups: dict[str, list[Routed]] = {}
         for routed in wave:
@@ -210,7 +200,7 @@ class Dispatcher:
                     groups.setdefault(part.destination.name, []).append(part)
         for name, all_routed in groups.items():
             messages = [routed.message for routed in all_routed if routed.message is not None]
-            outcomes = self._send(self.destinations[name], messages, deadline, before_publish)
+            outcomes = self._send(self.destinations[name], messages, deadline, permit)
             waves.apply_outcomes(all_routed, outcomes, failed)
         for routed in wave:
             if routed.copies:
@@ -223,9 +213,9 @@ class Dispatcher:
         destination: Destination,
         messages: Sequence[Message],
         deadline: float,
-        before_publish: Callable[[], None],
+        permit: Permit,
     ) -> list[Outcome]:
-        before_publish()
+        permit.check()
         name, started = destination.name, time.monotonic()
         with self.tracing.publish(name, messages):
             outcomes = destination.publish(messages, max(deadline - started, 0.001), guarded=self.guarded)
@@ -233,6 +223,14 @@ class Dispatcher:
         if len(outcomes) != len(messages):
             raise RuntimeError(f"publisher {name} gave {len(outcomes)} outcomes for {len(messages)} messages")
         return outcomes
+
+
+def _hold_behind_failures(
+    destination: Destination, messages: Sequence[Message], outcomes: Sequence[Outcome]
+) -> list[Outcome]:
+    all_routed = [Routed(message.order_key, destination, message) for message in messages]
+    waves.apply_outcomes(all_routed, outcomes, set())
+    return [routed.outcome or HELD for routed in all_routed]
 
 
 def _place(error: Exception) -> str:

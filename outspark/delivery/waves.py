@@ -1,18 +1,19 @@
-"""Events on their way: which may go out together, what a failure holds back, how several destinations add up."""
+"""Routed events: which may go out together, which ones a failure holds back, how several destinations add up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from outspark.delivery.destination import Destination
 from outspark.event import Event, Message
-from outspark.outcome import DELIVERED, HELD, Dead, Held, Outcome, Retry
+from outspark.outcome import DELIVERED, HELD, Dead, Delivered, Held, Outcome, Retry, Skipped
 
 
 @dataclass(slots=True)
 class Routed:
-    """An event on its way: a message for a destination, one copy for each of several, or an outcome known before."""
+    """A routed event: a message for one destination, one copy for each of several, or an outcome known already."""
 
     key: str | None
     destination: Destination | None = None
@@ -22,7 +23,7 @@ class Routed:
 
 
 def apply_outcomes(all_routed: Sequence[Routed], outcomes: Sequence[Outcome], failed: set[str]) -> None:
-    """Later events of a key that failed are held; a publisher that keeps order has not sent them either."""
+    """Hold the later events of a key that failed; a publisher that keeps order has not sent them either."""
     for routed, outcome in zip(all_routed, outcomes, strict=True):
         if outcome is DELIVERED or routed.key is None or is_success(outcome):
             routed.outcome = outcome
@@ -32,7 +33,7 @@ def apply_outcomes(all_routed: Sequence[Routed], outcomes: Sequence[Outcome], fa
 
 
 def next_wave(waiting: Sequence[Routed], failed: set[str]) -> tuple[list[Routed], list[Routed]]:
-    """What may go out together: of one key, only events to one destination that keeps their order, else just one."""
+    """Split off what may go out together: of one key, only events to one destination that keeps order, or one event."""
     wave: list[Routed] = []
     later: list[Routed] = []
     ahead: dict[str, Destination | None] = {}
@@ -50,7 +51,7 @@ def next_wave(waiting: Sequence[Routed], failed: set[str]) -> tuple[list[Routed]
                 later.append(routed)
                 ahead[key] = None
         elif routed.destination is not None or routed.copies:
-            # What goes to several destinations goes alone: its key waits until all of them have answered.
+            # An event for several destinations goes out alone: its key waits until all of them have answered.
             wave.append(routed)
             ahead[key] = _keeper(routed)
         elif not is_success(routed.outcome):
@@ -65,7 +66,7 @@ def _keeper(routed: Routed) -> Destination | None:
 
 
 def combine(routed: Routed) -> None:
-    """An event fares as where it needs most: what may still pass comes before what never will."""
+    """The outcome of the destination that most needs another try: a retry wins over a permanent failure."""
     worst = max(routed.copies, key=_need)
     outcome = worst.outcome
     if isinstance(outcome, Retry | Dead) and worst.destination is not None:
@@ -74,20 +75,24 @@ def combine(routed: Routed) -> None:
 
 
 def _need(part: Routed) -> int:
+    """How much a copy needs another try. Copies are combined once each of them has an outcome."""
     match part.outcome:
         case Retry(counted=True):
             return 4
         case Retry():
             return 3
-        case Held():
+        case Held() | None:
             return 2
         case Dead():
             return 1
-        case _:
+        case Delivered() | Skipped():
             return 0
+        case unknown:
+            assert_never(unknown)
 
 
 def partial(events: Sequence[Event], all_routed: Sequence[Routed]) -> dict[str, list[str]]:
+    """Event id -> destinations that took it, for events that other destinations did not take."""
     some: dict[str, list[str]] = {}
     for event, routed in zip(events, all_routed, strict=True):
         if routed.copies and not is_success(routed.outcome):
@@ -102,4 +107,11 @@ def partial(events: Sequence[Event], all_routed: Sequence[Routed]) -> dict[str, 
 
 
 def is_success(outcome: Outcome | None) -> bool:
-    return outcome is not None and not isinstance(outcome, Retry | Dead | Held)
+    """May later events of the key follow this one? A copy without an outcome was not sent."""
+    match outcome:
+        case Delivered() | Skipped():
+            return True
+        case Retry() | Dead() | Held() | None:
+            return False
+        case unknown:
+            assert_never(unknown)

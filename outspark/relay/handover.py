@@ -1,6 +1,6 @@
-"""What a lane knows that the table does not say, for the shift that comes after it.
+"""What a lane knows that the table does not say, as a note for the next shift.
 
-It saves work and nothing else: a lane that finds no note finds out by itself what waits and where to begin.
+The note only saves work: a lane without one finds out by itself what waits and where to begin its scans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_KEYS = 100_000
 
 
 class DestinationBacklog(BaseModel):
-    """What waits for one destination that is down, for one topic of it, or, without one, for a paused type."""
+    """The events that wait for one destination that is down, for one topic of it, or, without it, for a paused type."""
 
     destination: str
     topic: str | None = None

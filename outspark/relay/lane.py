@@ -1,4 +1,4 @@
-"""A lane: it owns slots, works on them for a shift, and hands them over. Knows nothing of what hosts it."""
+"""A lane: it owns slots, works on them for a shift, and hands them over. It does not know what hosts it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_TOLD = 100
 class Lane:
     spec: RelayLaneSpec
     destinations: Mapping[str, Destination] | None = None
-    """Used instead of opening those of the spec, for a host that has its own."""
+    """Used instead of those of the spec, by a host that has destinations of its own."""
     tally: Tally = field(default_factory=Tally)
     sessions: list[DatabaseSession] = field(default_factory=list)
 
@@ -36,12 +36,12 @@ class Lane:
     ) -> ShiftReport:
         """Work for one shift: until it is relieved after its time, told to stop, or `until` says so.
 
-        `moved` is called before each step of a source and each publish, for whoever watches that the lane moves.
+        `moved` is called before each step of a source and each publish, for a watchdog of the lane.
         """
         spec = self.spec
         started = time.monotonic()
         ends = started + spec.hosting.shift.total_seconds() + LEAD
-        # Without relief a lane works on, so that a cluster short of task slots delays nothing; but not for ever.
+        # Without relief a lane works on, so that a lack of task slots in the cluster delays nothing; but not for ever.
         latest = ends + max(spec.hosting.shift.total_seconds(), LONGEST_OVERSTAY)
         tracing = process.tracer(spec.environ)
         destinations = self.destinations or process.destinations(spec.destinations)
@@ -50,7 +50,7 @@ class Lane:
             for url, sources in databases(spec.sources).items()
         ]
         if all(assigned.settings.ordering == "key" for assigned in spec.sources):
-            # An earlier shift of this process may have left what another one has found mended since; notes tell.
+            # An earlier shift of this process may have closed topics that another lane found open since; notes tell.
             for destination in destinations.values():
                 destination.topics.clear()
         stopped = False
@@ -61,14 +61,14 @@ class Lane:
                 now = time.monotonic()
                 if stopped or now >= ends:
                     for session in self.sessions:
-                        # Where a database is away there is nothing to hand over, and no relief can be heard.
+                        # Where a database is away there is nothing to hand over, and no relief can arrive.
                         ready = session.is_away() or (session.relieved and not session.taking_over())
                         if stopped or ready or now >= latest:
                             self._release(session)
                 if not worked:
                     self._wait(ends)
         except BaseException:
-            # A batch may be in flight: the next owner has to find the slots as those of an owner that vanished.
+            # A batch may be in flight: the next owner has to find the slots as a crashed owner leaves them.
             for session in self.sessions:
                 session.abandon()
             raise
@@ -105,11 +105,11 @@ class Lane:
         session.release()
 
     def _wait(self, ends: float) -> None:
-        """Until a loop wants to look again, something arrives on a connection, or the shift ends."""
+        """Wait until the next poll of a loop, something arrives on a connection, or the shift ends."""
         now = time.monotonic()
-        look = min((session.next_poll() for session in self.sessions), default=now)
+        poll = min((session.next_poll() for session in self.sessions), default=now)
         # Past its end a lane only waits for relief, which arrives on the socket.
-        until = min(look, ends) if now < ends else look
+        until = min(poll, ends) if now < ends else poll
         wait = min(max(until - now, 0.0), LONGEST_WAIT)
         with selectors.DefaultSelector() as selector:
             for session in self.sessions:

@@ -67,7 +67,7 @@ def assign_slots(settings: Settings, instance: str, environ: Mapping[str, str]) 
 
 
 def databases(sources: Sequence[SourceSlots]) -> dict[str, list[SourceSlots]]:
-    """Shares by the database they are in: a lane has one connection to each."""
+    """Sources by the database they are in: a lane has one connection to each."""
     grouped: dict[str, list[SourceSlots]] = {}
     for assigned in sources:
         grouped.setdefault(assigned.settings.url.get_secret_value(), []).append(assigned)

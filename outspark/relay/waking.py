@@ -1,4 +1,4 @@
-"""When a lane looks at a source again: at once while there is work, then ever more rarely, or when the bell rings."""
+"""When a lane polls a source again: immediately while there is work, then ever more rarely, or when the bell rings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outspark.database.session import Connection
 
 QUICK, PATIENCE, GROWTH = 0.020, 50, 1.3
-"""Look every 20 ms for 50 looks (a second), then each wait is 1.3 times the one before, up to the poll interval."""
+"""Poll every 20 ms for 50 polls (a second), then each wait is 1.3 times the one before, up to the poll interval."""
 SHORTEST = 0.001
 """The first wait of a lane with a doorbell that cannot fall asleep; each is twice the one before, up to 20 ms."""
 
@@ -29,7 +29,7 @@ class Polling:
     next_poll: float = 0.0
     _empty: int = 0
     _wait: float = QUICK
-    _looked: float = 0.0
+    _polled: float = 0.0
 
     def after_batch(self, more: bool) -> None:
         self._empty, self._wait, self.next_poll = 0, QUICK, 0.0
@@ -39,25 +39,25 @@ class Polling:
         if self._empty > PATIENCE:
             self._wait = min(self._wait * GROWTH, self.interval)
         wait = min(self._wait, self.interval)
-        # From look to look, whatever a look takes; but a database that is slow to answer is left alone for half of it.
-        self.next_poll = max(self._looked + wait, time.monotonic() + wait / 2)
+        # The wait counts from poll to poll, however long a poll takes; but a slow database gets half of it as a rest.
+        self.next_poll = max(self._polled + wait, time.monotonic() + wait / 2)
 
     def before_poll(self) -> None:
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
 
     def ring(self) -> None:
         self.next_poll = 0.0
 
     def release(self) -> None:
-        """Nothing to let go of."""
+        """Polling holds nothing."""
 
 
 @dataclass(slots=True)
 class Doorbell:
-    """Sleep under the lock `(class, lane)`; writers who see it ring.
+    """Sleep under the lock `(class, lane)`; a writer that finds it taken sends a NOTIFY.
 
-    Nothing is lost: a writer whose try succeeded holds the shared lock until its commit is visible, so a lane that
-    falls asleep later sees the row in the look it takes *after* getting the lock; a writer whose try failed has a
+    No row is missed: a writer whose try succeeded holds the shared lock until its commit is visible, so a lane that
+    falls asleep later sees the row in the poll that it makes *after* it got the lock; a writer whose try failed has a
     NOTIFY queued with its commit.
     """
 
@@ -65,23 +65,25 @@ class Doorbell:
     lock_class: int
     lane: int
     interval: float
-    look_again: bool = True
+    channel: str = ""
+    """Where writers ring."""
+    poll_again: bool = True
     next_poll: float = 0.0
     rings: int = 0
     _asleep: bool = False
-    _looked: bool = False
+    _polled: bool = False
     _rung: bool = False
     _busy: int = 0
     _wait: float = SHORTEST
 
     def before_poll(self) -> None:
-        # A ring that arrives while a look is under way may be for a row that this look cannot see.
+        # A ring that arrives during a poll may be for a row that this poll cannot see.
         self._rung = False
 
     def after_batch(self, more: bool) -> None:
-        """`more` says that the look may have left something behind. Otherwise who came later has rung.
+        """`more`: the claim may have left rows behind. If not, every later writer has sent a NOTIFY.
 
-        A lane that is awake leaves writers time between looks: what it takes from the machine, it takes from them.
+        A lane that is awake leaves writers time between polls: what it takes from the machine, it takes from them.
         """
         if self._asleep and not (more or self._rung):
             self._busy, self.next_poll = 0, time.monotonic() + self.interval
@@ -98,13 +100,13 @@ class Doorbell:
         self._busy = 0
         if not self._asleep:
             self._asleep = self._try()
-            self._looked = not self.look_again
+            self._polled = not self.poll_again
             if not self._asleep:
                 self._pause()
                 return
             self._wait = SHORTEST
-        if self._rung or not self._looked:
-            self._looked, self.next_poll = True, 0.0
+        if self._rung or not self._polled:
+            self._polled, self.next_poll = True, 0.0
             return
         self.next_poll = time.monotonic() + self.interval
 

@@ -83,7 +83,7 @@ class Progress:
         self, conn: psycopg.Connection[Any], table: TableName, settled: float, now: float
     ) -> Iterator[str]:
         every = set(range(self.source.slots))
-        oldest = contracts.get(self.source.contract).relay_statements(table, self.source, conn).oldest
+        oldest = contracts.get(self.source.contract).relay_statements(table, self.source, conn).oldest.text
         if self.source.ordering == "none":
             yield from self._judge_lanes(conn, None)
             yield from self._judge_head(self._oldest(conn, oldest, every), settled, now)

@@ -18,6 +18,7 @@ from outspark.database import slots as slot_statements
 from outspark.database.slots import Slots
 from outspark.delivery import waves
 from outspark.delivery.dispatcher import Dispatched
+from outspark.delivery.permit import UNCONDITIONAL
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Held, Outcome, Retry
 from outspark.relay.blocked_keys import BlockedKeys
@@ -43,9 +44,9 @@ def free_keys_early() -> None:
     """Any delivered event of a key frees it, even one that stood before the failed one in the same batch."""
 
     def free(self: BlockedKeys, key: str | None, head: UUID) -> None:
-        self.heads.pop(key or "", None)
+        self._heads.pop(key or "", None)
 
-    _set(BlockedKeys, "free", free)
+    _set(BlockedKeys, "_free", free)
 
 
 def skip_locked_heads() -> None:
@@ -85,7 +86,7 @@ def settle_before_publish() -> None:
     def work(self: SourceLoop, batch: Batch) -> None:
         size = len(batch.events)
         self.settler.settle(batch, Dispatched([DELIVERED] * size, [None] * size, {}))
-        self.dispatcher.dispatch(batch.events, 10.0, lambda: None)
+        self.dispatcher.dispatch(batch.events, 10.0, UNCONDITIONAL)
 
     _set(SourceLoop, "_work", work)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -13,6 +13,7 @@ import pytest
 from outspark.config.settings import RouteSettings
 from outspark.delivery.destination import Destination
 from outspark.delivery.dispatcher import Dispatcher
+from outspark.delivery.permit import UNCONDITIONAL
 from outspark.delivery.routing import Router, Transform
 from outspark.errors import DestinationDown, OwnershipLost
 from outspark.event import Event, Message
@@ -46,6 +47,16 @@ class Recorder:
         """Nothing is open."""
 
 
+@dataclass(slots=True)
+class Checked:
+    """A permit that asks this function."""
+
+    prove: Callable[[], None]
+
+    def check(self) -> None:
+        self.prove()
+
+
 def dispatcher(*publishers: Recorder, ordered: bool = True, transform: Transform | None = None) -> Dispatcher:
     """Destinations 0, 1, ... get the events whose type is their name."""
     destinations = {str(n): Destination(str(n), p, timeout=1.0) for n, p in enumerate(publishers)}
@@ -75,7 +86,7 @@ def events(*specs: str) -> list[Event]:
 
 
 def run(dispatcher: Dispatcher, *specs: str, budget: float = 10.0) -> list[Outcome]:
-    return dispatcher.dispatch(events(*specs), budget, lambda: None).outcomes
+    return dispatcher.dispatch(events(*specs), budget, UNCONDITIONAL).outcomes
 
 
 def test_of_each_key_one_event_a_wave_where_order_is_not_kept() -> None:
@@ -180,7 +191,7 @@ def test_headers_that_are_no_object_are_dead() -> None:
     (event,) = events("a:k")
     event.headers = ["x"]
 
-    [outcome] = dispatcher(Recorder()).dispatch([event], 10.0, lambda: None).outcomes
+    [outcome] = dispatcher(Recorder()).dispatch([event], 10.0, UNCONDITIONAL).outcomes
 
     assert outcome == Dead("headers must be a JSON object of strings, not list")
 
@@ -203,7 +214,7 @@ def test_nothing_goes_out_after_ownership_is_lost() -> None:
             raise OwnershipLost("gone")
 
     with pytest.raises(OwnershipLost):
-        dispatcher(publisher).dispatch(events("a:k", "b:k"), 10.0, prove)
+        dispatcher(publisher).dispatch(events("a:k", "b:k"), 10.0, Checked(prove))
     assert publisher.batches == ["a"]
 
 
@@ -217,7 +228,7 @@ def test_ownership_is_proved_before_each_destination() -> None:
             raise lost
 
     with pytest.raises(OwnershipLost):
-        dispatcher(first, second).dispatch(events("a:k", "b:l:1"), 10.0, prove)
+        dispatcher(first, second).dispatch(events("a:k", "b:l:1"), 10.0, Checked(prove))
     assert (first.batches, second.batches) == (["a"], [])
 
 
@@ -253,7 +264,7 @@ def fan_out(*publishers: Recorder) -> Dispatcher:
 def test_a_fan_out_holds_its_key_until_all_have_answered() -> None:
     first, second = Recorder(keeps_order=True), Recorder(answers={"a": FAILED})
 
-    dispatched = fan_out(first, second).dispatch(events("a:k", "b:k", "x:l"), 10.0, lambda: None)
+    dispatched = fan_out(first, second).dispatch(events("a:k", "b:k", "x:l"), 10.0, UNCONDITIONAL)
 
     assert dispatched.outcomes == [Retry("1: no luck"), HELD, DELIVERED]
     assert first.batches == ["ax"]
@@ -265,7 +276,7 @@ def test_a_fan_out_goes_only_where_it_has_not_been() -> None:
     first, second = Recorder(), Recorder()
     been = {str(UUID(int=0)): {"0"}, str(UUID(int=1)): {"0", "1"}}
 
-    dispatched = fan_out(first, second).dispatch(events("a:k", "b:k", "c:k"), 10.0, lambda: None, been)
+    dispatched = fan_out(first, second).dispatch(events("a:k", "b:k", "c:k"), 10.0, UNCONDITIONAL, been)
 
     assert dispatched.outcomes == [DELIVERED] * 3
     assert first.batches == ["c"]
@@ -285,7 +296,7 @@ def test_a_fan_out_goes_only_where_it_has_not_been() -> None:
 def test_the_outcome_of_a_fan_out_is_where_it_needs_most(answers: list[Outcome], expected: Outcome) -> None:
     publishers = [Recorder(answers={"a": answer}) for answer in answers]
 
-    dispatched = fan_out(*publishers).dispatch(events("a:k"), 10.0, lambda: None)
+    dispatched = fan_out(*publishers).dispatch(events("a:k"), 10.0, UNCONDITIONAL)
 
     assert dispatched.outcomes == [expected]
     delivered = [str(n) for n, answer in enumerate(answers) if answer is DELIVERED]

@@ -1,8 +1,8 @@
 """The statements of a lane on a jEAP outbox. There is no status: what is neither sent nor failed is waiting.
 
 waiting ──claim, deliver──► sent        A claim leaves no mark: one relay at a time works on the table, by ShedLock,
-   ▲  │                                 and its lanes own slots of keys. Whoever sends at once, after its own commit,
-   │  └──settle──► failed               has until `schedule_after` for it.
+   ▲  │                                 and its lanes own slots of keys. A sender that sends right after its commit has
+   │  └──settle──► failed               until `schedule_after` for it.
    └────resend────────┘
 """
 
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import ASYNC_COMMIT, RelayStatements, Timer
+from outspark.contracts import relay_statements as answers
+from outspark.contracts.contract import ASYNC_COMMIT
 from outspark.contracts.jeap import headers
 from outspark.contracts.jeap.settings import own
 from outspark.contracts.jeap.table import FAIL_REASONS, UNSENT, order_key
 from outspark.contracts.jeap.trace import Form, packed_headers
+from outspark.contracts.relay_statements import Claim, Command, Query, RelayStatements, Timer
 from outspark.database.arrays import text_array
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked
@@ -102,7 +104,7 @@ SELECT 1 FROM outcomes o WHERE o.state = 'pending' AND (SELECT holds FROM fence)
 """
 
 _SUSPECTS = """
--- What a vanished owner may have had in flight: the head of each slot.
+-- What a crashed owner may have had in flight: the head of each slot.
 SELECT e.id::text, {order_key} FROM {table} e
 WHERE {waiting} AND (e.resend OR e.send_immediately IS NOT TRUE OR now() > e.schedule_after)
   AND {slot} = ANY(%(slots)s::int[]) AND {not_blocked}
@@ -125,7 +127,7 @@ SELECT event_id, last FROM tried
 """
 
 _NONE_WAITING = """
--- Nothing in the table says that a message failed before and waits: a new owner tries at once
+-- Nothing in the table says that a message failed before and waits: a new owner tries immediately
 SELECT NULL::text, NULL::text, NULL::float8 WHERE false
 """
 
@@ -199,18 +201,18 @@ def relay_statements(
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text(_CLAIM),
-        claim_ids=text(_CLAIM_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_ALL),
-        settle=text(_SETTLE),
-        adopt=text(_NONE_WAITING),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_NONE_WAITING),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_OLDEST),
+        claim=Claim(text(_CLAIM)),
+        claim_ids=Claim(text(_CLAIM_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER_ALL)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_NONE_WAITING), answers.Adopted._make),
+        suspects=Query(text(_SUSPECTS), answers.Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), answers.CountedAttempt._make),
+        keys_in_backoff=Query(text(_NONE_WAITING), answers.KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), answers.KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), answers.NextDue._make),
+        oldest=Query(text(_OLDEST), answers.Oldest._make),
         pack=text_array,
         read=read,
         low_water=False,

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX, RelayStatements
+from outspark.contracts import relay_statements as answers
+from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX
 from outspark.contracts.omnibox.table import Layout, look_at
+from outspark.contracts.relay_statements import Claim, Command, Query, RelayStatements
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
@@ -59,7 +61,7 @@ _FROM_ANYWHERE = """'-infinity'::timestamptz"""
 
 _LOCK = """SET locked_at = now(), locked_by = %(token)s, updated_at = now()"""
 
-# No FOR UPDATE: the slots are owned, and the UPDATE looks at the lock again when a foreign relay was faster.
+# No FOR UPDATE: the slots are owned, and the UPDATE checks the lock again when a foreign relay was faster.
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
 WITH next AS MATERIALIZED (
@@ -73,7 +75,7 @@ RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
--- Claim free events beside other relays: what somebody else is taking is passed over.
+-- Claim free events beside other relays, and skip those that another relay is claiming.
 WITH next AS MATERIALIZED (
   SELECT e.id, e.created_at, {size} AS size FROM {table} e
   WHERE {free} AND e.scheduled_at <= now() AND e.event_type <> ALL(%(types)s::text[])
@@ -137,7 +139,7 @@ WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND
 """
 
 _SETTLE = """
--- Settle the rest: back after a wait, back at once, skipped, or failed.
+-- Settle the rest: back after a wait, back immediately, skipped, or failed.
 WITH {fence}
 UPDATE {table} e
 SET status = CASE WHEN o.state = 'done' THEN 'completed' WHEN {last} THEN 'failed' ELSE 'pending' END,
@@ -175,7 +177,7 @@ SELECT id::text, partition_key, dead FROM adopted a ORDER BY a.created_at, a.id
 """
 
 _SUSPECTS = """
--- What a vanished owner may have had in flight when a claim leaves no mark: the head of each slot.
+-- What a crashed owner may have had in flight when a claim writes nothing: the head of each slot.
 SELECT e.id::text, e.partition_key FROM {table} e
 WHERE {due} AND e.created_at >= {anywhere}
 ORDER BY e.created_at, e.id LIMIT %(limit)s
@@ -190,7 +192,7 @@ RETURNING e.id::text, e.status = 'failed' AS dead
 """
 
 _KEYS_IN_BACKOFF = """
--- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
+-- Keys whose head waits for its next try; a scheduled event that never failed blocks no key.
 SELECT e.id::text, e.partition_key, {until_due}
 FROM {table} e
 WHERE {free} AND e.scheduled_at > now() AND (e.attempts_made > 0 OR e.last_error IS NOT NULL)
@@ -233,7 +235,7 @@ FROM (
 def relay_statements(
     table: TableName, settings: SourceSettings, conn: psycopg.Connection[Any] | None = None
 ) -> RelayStatements:
-    """Compose the statements for one way of working, and for the table as it is if there is a connection to look."""
+    """Compose the statements for one way of working, and with a connection for the table as it is."""
     layout = Layout() if conn is None else look_at(conn, table)
     owned, marked = settings.ordering == "key", settings.lease == "row"
     parts = _parts(table, settings, layout)
@@ -242,18 +244,18 @@ def relay_statements(
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
-        claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER_ALL),
-        settle=text(_SETTLE),
-        adopt=text(_ADOPT),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_KEYS_IN_BACKOFF),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_NEXT),
+        claim=Claim(text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING)),
+        claim_ids=Claim(text(_CLAIM_IDS if marked else _READ_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER_LEASE if marked else _DELIVER_ALL)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_ADOPT), answers.Adopted._make),
+        suspects=Query(text(_SUSPECTS), answers.Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), answers.CountedAttempt._make),
+        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), answers.KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), answers.KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), answers.NextDue._make),
+        oldest=Query(text(_NEXT), answers.Oldest._make),
         pack=Uuids,
         read=_read,
         low_water=owned,
@@ -344,7 +346,7 @@ def _headers(
 ) -> Any:
     """What omni-box's relay sends: the stored headers, and over them what the columns say.
 
-    Headers that are no JSON object stay as they are, for whoever sends them to refuse.
+    Headers that are no JSON object stay as they are, and the publisher refuses them.
     """
     if stored is not None and not isinstance(stored, dict):
         return stored

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX, RelayStatements
+from outspark.contracts import relay_statements as answers
+from outspark.contracts.contract import ASYNC_COMMIT, TOKEN_PREFIX
+from outspark.contracts.relay_statements import Claim, Command, Query, RelayStatements
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
 from outspark.database.predicates import bounded, hide_from_planner, not_blocked, size
@@ -42,7 +44,7 @@ e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
   AND {not_blocked}
   AND (e.partition_key IS NOT NULL OR e.event_type <> ALL(%(types)s::text[]))"""
 
-# No FOR UPDATE: the slots are owned, and the UPDATE looks at the status again when a foreign relay was faster.
+# No FOR UPDATE: the slots are owned, and the UPDATE checks the status again when a foreign relay was faster.
 _CLAIM_OWNED = """
 -- Claim the next events of the owned slots, oldest first, under a fresh token.
 WITH next AS MATERIALIZED (
@@ -56,11 +58,11 @@ RETURNING {event}
 """
 
 _CLAIM_COMPETING = """
--- Claim free events beside other relays: what somebody else is taking is passed over.
+-- Claim free events beside other relays, and skip those that another relay is claiming.
 WITH next AS MATERIALIZED (
   SELECT e.event_id, {size} AS size FROM {table} e
   WHERE e.status = 'PENDING' AND e.created_at >= {low} AND e.available_at <= now()
-    AND e.event_type <> ALL(%(types)s::text[]) AND %(slots)s::int[] IS NOT NULL AND %(blocked)s::text[] IS NOT NULL
+    AND e.event_type <> ALL(%(types)s::text[])
   ORDER BY e.created_at, e.event_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), {total}
 UPDATE {table} e
@@ -73,7 +75,7 @@ _CLAIM_READ = """
 -- Read the next events of the owned slots, oldest first; ownership alone keeps others away.
 WITH next AS MATERIALIZED (
   SELECT {columns}, {size} AS size FROM {table} e
-  WHERE {ready} AND %(token)s::text IS NOT NULL
+  WHERE {ready}
   ORDER BY e.created_at, e.event_id LIMIT %(limit)s
 ), {total}
 SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
@@ -95,15 +97,12 @@ _READ_IDS = """
 -- Read named events again: heads whose backoff is over, and suspects, which go out one by one.
 WITH next AS MATERIALIZED (
   SELECT {columns}, {size} AS size FROM {table} e
-  WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending} AND %(token)s::text IS NOT NULL
+  WHERE e.event_id = ANY(%(ids)s::uuid[]) AND {still_pending}
 ), {total}
 SELECT {event} FROM (SELECT * FROM next WHERE {fits}) e
 """
 
-_NO_FENCE = """
-fence AS (
-  SELECT %(source)s::text IS NOT NULL AND %(slots)s::int[] IS NOT NULL AND %(epochs)s::bigint[] IS NOT NULL AS holds
-)"""
+_NO_FENCE = """fence AS (SELECT true AS holds)"""
 
 _DELIVER = """
 -- Settle what the broker acknowledged.
@@ -126,7 +125,7 @@ WHERE e.locked_at = %(leased_at)s AND {leased} AND (SELECT holds FROM fence) AND
 """
 
 _SETTLE = """
--- Settle the rest: back after a wait, back at once, skipped, or dead.
+-- Settle the rest: back after a wait, back immediately, skipped, or dead.
 WITH {fence}
 UPDATE {table} e
 SET status = CASE o.state WHEN 'done' THEN 'DELIVERED' WHEN 'dead' THEN 'DEAD' ELSE 'PENDING' END,
@@ -142,7 +141,7 @@ WHERE e.event_id = o.id AND {still_leased} AND (SELECT holds FROM fence)
 """
 
 _LEASED_ROW = """e.status = 'DELIVERING' AND e.locked_by = %(token)s"""
-_LEASED_SLOT = """e.status = 'PENDING' AND %(token)s::text IS NOT NULL"""
+_LEASED_SLOT = """e.status = 'PENDING'"""
 
 _ADOPT = """
 -- Give back what the former owner of these slots had in flight; it counts as an attempt.
@@ -158,7 +157,7 @@ SELECT event_id::text, partition_key, dead FROM adopted ORDER BY created_at, eve
 """
 
 _SUSPECTS = """
--- What a vanished owner may have had in flight when a claim leaves no mark: the head of each slot.
+-- What a crashed owner may have had in flight when a claim writes nothing: the head of each slot.
 SELECT e.event_id::text, e.partition_key FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at <= now() AND {slot} = ANY(%(slots)s::int[])
   AND {not_blocked}
@@ -176,7 +175,7 @@ RETURNING e.event_id::text, e.status = 'DEAD' AS dead
 """
 
 _KEYS_IN_BACKOFF = """
--- Keys whose head waits for its next try; a scheduled event that never failed holds nobody back.
+-- Keys whose head waits for its next try; a scheduled event that never failed blocks no key.
 SELECT e.event_id::text, e.partition_key, {until_due}
 FROM {table} e
 WHERE e.status = 'PENDING' AND e.available_at > now() AND e.attempts > 0
@@ -241,18 +240,18 @@ def relay_statements(table: TableName, settings: SourceSettings, conn: object = 
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING),
-        claim_ids=text(_CLAIM_IDS if marked else _READ_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER_LEASE if marked else _DELIVER_ALL),
-        settle=text(_SETTLE),
-        adopt=text(_ADOPT),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_KEYS_IN_BACKOFF),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_OLDEST),
+        claim=Claim(text((_CLAIM_OWNED if marked else _CLAIM_READ) if owned else _CLAIM_COMPETING)),
+        claim_ids=Claim(text(_CLAIM_IDS if marked else _READ_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER_LEASE if marked else _DELIVER_ALL)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_ADOPT), answers.Adopted._make),
+        suspects=Query(text(_SUSPECTS), answers.Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), answers.CountedAttempt._make),
+        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), answers.KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), answers.KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), answers.NextDue._make),
+        oldest=Query(text(_OLDEST), answers.Oldest._make),
         pack=Uuids,
         read=_read,
     )

@@ -18,6 +18,7 @@ from outspark.database.names import TableName
 from outspark.delivery.destination import Destination
 from outspark.delivery.dispatcher import Dispatcher
 from outspark.delivery.envelopes import make_envelope
+from outspark.delivery.permit import UNCONDITIONAL
 from outspark.delivery.routing import Router
 from outspark.event import Event
 from outspark.observability.metrics import JEAP_POST_TOTAL, JEAP_TRANSMIT, Tally
@@ -77,7 +78,7 @@ class Sender:
                 for name in {self._destination(event) for event in events}:
                     dispatcher.destinations[name].probe()
                 left = timeout - (time.monotonic() - started)
-                outcomes = dispatcher.dispatch(events, left, before_publish=lambda: None).outcomes
+                outcomes = dispatcher.dispatch(events, left, UNCONDITIONAL).outcomes
         except Exception:
             log.exception("sending failed; the messages are left to the relay", extra=_shown(events))
             return None

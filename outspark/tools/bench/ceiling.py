@@ -110,11 +110,11 @@ class Ceiling(SqlClients):
         plain = sql.SQL(PLAIN_CLAIM).format(table=table.outbox.identifier, slots=sql.Literal(slots))
         rises = own and statements.low_water
         return sql.SQL(PROCEDURE).format(
-            claim=with_variables(statements.claim) if own else plain,
+            claim=with_variables(statements.claim.text) if own else plain,
             id=sql.Identifier(table.id),
             low=sql.SQL("min(created_at)" if rises else "'-infinity'::timestamptz"),
             leased=sql.SQL("max(locked_at)" if own and self.lease == "row" else "NULL::timestamptz"),
-            deliver=with_variables(statements.deliver_all if own else statements.deliver),
+            deliver=with_variables((statements.deliver_all if own else statements.deliver).text),
         )
 
 

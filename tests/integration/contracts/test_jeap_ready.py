@@ -98,7 +98,7 @@ def claim(conn: psycopg.Connection, slots: list[int], blocked: list[str] | None 
     settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", slots=SLOTS)
     statements = contracts.get("jeap").relay_statements(table, settings)
     parameters = {"slots": slots, "blocked": blocked or [], "types": [], "low": "-infinity", "token": "t"}
-    rows = conn.execute(statements.claim.encode(), {**parameters, "limit": 1000}).fetchall()
+    rows = conn.execute(statements.claim.text.encode(), {**parameters, "limit": 1000}).fetchall()
     return [int(event.id) for event in statements.read(rows)]
 
 
@@ -169,6 +169,6 @@ def test_a_table_of_another_name_is_claimed_from_alike(database: Database, name:
     statements = contracts.get("jeap").relay_statements(resolve(conn, table), settings)
     parameters = {"slots": [0], "blocked": [], "types": [], "low": "-infinity", "token": "t", "limit": 1000}
 
-    rows = conn.execute(statements.claim.encode(), parameters).fetchall()
+    rows = conn.execute(statements.claim.text.encode(), parameters).fetchall()
 
     assert [int(event.id) for event in statements.read(rows)] == claim(conn, list(range(SLOTS)))

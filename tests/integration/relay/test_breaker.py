@@ -106,7 +106,7 @@ def test_every_source_hears_that_a_destination_is_back(harness: Harness) -> None
     harness.conn.execute("INSERT INTO second SELECT * FROM openoutbox_events")
 
     with harness.working() as lane:
-        wait_for(lambda: lane.sessions and all(loop.source.keys.down for loop in lane.sessions[0].loops))
+        wait_for(lambda: lane.sessions and all(loop.source.keys.awaited() for loop in lane.sessions[0].loops))
         harness.broker.down = False
         wait_for(
             lambda: not harness.waiting() and harness.ask("SELECT status FROM second") == [("DELIVERED",)]

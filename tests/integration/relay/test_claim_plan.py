@@ -99,7 +99,7 @@ def test_a_claim_walks_the_index(
         "token": "t",
     }
     with connect(filled.url, "lane") as lane:
-        row = lane.execute(b"EXPLAIN (FORMAT JSON) " + statements.claim.encode(), parameters).fetchone()
+        row = lane.execute(b"EXPLAIN (FORMAT JSON) " + statements.claim.text.encode(), parameters).fetchone()
 
     assert row is not None
     found = {node["Node Type"] for node in nodes(row[0][0]["Plan"])} - {"ModifyTable", "LockRows", "Result"}
@@ -112,7 +112,7 @@ def test_a_claim_walks_the_index(
 def test_what_begins_a_shift_enters_its_index_where_it_must(filled: Database) -> None:
     """Not over all that is pending, or was ever leased: then each hand-over in a long drain would be felt."""
     settings = SourceSettings(url=SecretStr(filled.url), slots=8)
-    waiting = contracts.get("openoutbox").relay_statements(TABLE, settings).keys_in_backoff
+    waiting = contracts.get("openoutbox").relay_statements(TABLE, settings).keys_in_backoff.text
     reap = OpenOutboxMaintenance(TABLE)._compose(REAP).as_string(None)
     limits = {"lease": timedelta(minutes=3), "max_attempts": 25, "limit": 100}
     with connect(filled.url, "lane") as lane:
@@ -132,7 +132,7 @@ def test_a_known_event_is_found_by_its_id_whatever_the_statistics_say(
 ) -> None:
     """By an index on the status that is taken for empty, a claim of 1,000 in a backlog of 50,000 takes ten seconds."""
     settings = SourceSettings(url=SecretStr("postgresql://"), slots=8, lease=lease)
-    statement = getattr(contracts.get("openoutbox").relay_statements(TABLE, settings), name)
+    statement = getattr(contracts.get("openoutbox").relay_statements(TABLE, settings), name).text
     ids = [str(uuid4()) for _ in range(500)]
     parameters = {
         "slots": [0, 2, 4, 6],

@@ -72,13 +72,13 @@ def test_a_claim_walks_an_index(lane: Connection, blocked: list[str]) -> None:
         assert {node["Node Type"] for node in found} <= ALLOWED, found
         return {node["Index Name"] for node in found if "Index Name" in node}
 
-    assert used(statements.claim) == {PRIMARY_KEY}
-    assert used(statements.suspects) == {PRIMARY_KEY}
+    assert used(statements.claim.text) == {PRIMARY_KEY}
+    assert used(statements.suspects.text) == {PRIMARY_KEY}
 
     lane.execute(ready_index(DEFAULT_TABLE).encode())
 
-    assert used(statements.claim) == {OURS}
-    assert used(statements.suspects) == {OURS}
+    assert used(statements.claim.text) == {OURS}
+    assert used(statements.suspects.text) == {OURS}
 
 
 @pytest.mark.parametrize("name", ["claim_ids", "deliver", "settle", "count_attempt"])
@@ -100,7 +100,7 @@ def test_a_known_message_is_found_by_its_id_whatever_the_statistics_say(
     conn.execute("VACUUM ANALYZE deferred_message")
     conn.execute("UPDATE deferred_message SET sent_scheduled = NULL WHERE id % 2 = 0")
     settings = SourceSettings(url=SecretStr("postgresql://"), contract="jeap", slots=8)
-    statement = getattr(contracts.get("jeap").relay_statements(TABLE, settings), name)
+    statement = getattr(contracts.get("jeap").relay_statements(TABLE, settings), name).text
     ids = [str(n) for n in range(500)]
     parameters = {
         "ids": ids,

@@ -12,12 +12,14 @@ from pydantic import SecretStr
 from outspark import NewEvent, Outbox, contracts
 from outspark.config.settings import SourceSettings
 from outspark.contracts.openoutbox import table as openoutbox
+from outspark.contracts.relay_statements import ClaimParams
+from outspark.database.arrays import Texts
 from outspark.database.names import TableName
 from outspark.database.session import Connection, connect
 from outspark.delivery.destination import Block
 from outspark.observability.metrics import Tally
 from outspark.relay import low_water
-from outspark.relay.handover import LowWaterMark
+from outspark.relay.handover import DestinationBacklog, LowWaterMark
 from outspark.relay.low_water import BEGINNING, LowWater
 from outspark.relay.source import Source
 from tests.databases import Database
@@ -26,6 +28,19 @@ TABLE = TableName("openoutbox_events", "public")
 LIMIT = 5
 PAGES = 15
 """Of the index alone, for what these tests drain."""
+
+
+def claim_params(low: datetime, limit: int) -> ClaimParams:
+    return {
+        "slots": [0],
+        "blocked": Texts([]),
+        "types": [],
+        "topics": [],
+        "topic_types": [],
+        "low": low,
+        "limit": limit,
+        "token": "",
+    }
 
 
 class Drain:
@@ -44,15 +59,15 @@ class Drain:
     def look(self, *, delivered: bool = True) -> list[str]:
         low = self.low.begin()
         self.looks.append(low)
-        parameters = {"slots": [0], "blocked": [], "types": [], "low": low, "limit": LIMIT}
-        events = self.source.claim(self.source.statements.claim, "", parameters).events
-        self.low.looked(events, full=len(events) == LIMIT)
+        parameters = claim_params(low, LIMIT)
+        events = self.source.claim(self.source.statements.claim, parameters, "").events
+        self.low.claimed(events, full=len(events) == LIMIT)
         ids = [event.id for event in events]
         if not delivered:
             return ids
         self.conn.execute("UPDATE openoutbox_events SET status = 'DELIVERED' WHERE event_id = ANY(%s)", [ids])
         if events:
-            self.low.passed(events[-1].created_at)
+            self.low.settled_up_to(events[-1].created_at)
             self.ends.append(events[-1].created_at)
         return ids
 
@@ -70,8 +85,8 @@ class Drain:
 
     def pages_from_beginning(self) -> int:
         """How many pages, of index and table, a look from the beginning reads for a single event."""
-        parameters = {"slots": [0], "blocked": [], "types": [], "low": BEGINNING, "limit": 1, "token": ""}
-        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {self.source.statements.claim}"
+        parameters = claim_params(BEGINNING, 1)
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {self.source.statements.claim.text}"
         (((plan,),),) = self.conn.execute(explain, parameters).fetchall()
         return int(plan["Plan"]["Shared Hit Blocks"]) + int(plan["Plan"]["Shared Read Blocks"])
 
@@ -125,7 +140,7 @@ def late_event(drain: Drain, database: Database, *, shifts: bool = False) -> tup
 def test_an_event_committed_late_is_still_claimed_before_the_next_of_its_key(
     lane: Connection, database: Database, monkeypatch: pytest.MonkeyPatch, dear: float
 ) -> None:
-    monkeypatch.setattr(low_water, "DEAR", dear)
+    monkeypatch.setattr(low_water, "EXPENSIVE", dear)
     order, first, second = late_event(Drain(lane, database.url), database)
     assert len(order) == 62
     assert order.index(first) < order.index(second)
@@ -195,7 +210,16 @@ def test_what_waits_for_a_destination_is_not_swept(
     monkeypatch.setattr(low_water, "CHECK_INTERVAL", 0.0)
     drain = Drain(lane, database.url)
     if waits:
-        drain.source.keys.wait_for_note(Block("bus"), ["of another"], [], [])
+        backlog = DestinationBacklog(
+            destination="bus",
+            since=0.0,
+            reason="down",
+            probe_in=0.0,
+            pause=0.0,
+            keys=["of another"],
+            types=[],
+        )
+        drain.source.keys.inherited(Block("bus"), backlog)
     fill(lane, 100)
     drain.look_until_marked()
     for _ in range(3):
@@ -238,7 +262,7 @@ def test_where_looks_are_dear_the_mark_stays_when_nothing_is_left(
     """What waits for a destination that is down need not be stepped over at each look of an idle lane."""
     fill(lane, 12)
     for dear, stays in ((1e6, False), (0.0, True)):
-        monkeypatch.setattr(low_water, "DEAR", dear)
+        monkeypatch.setattr(low_water, "EXPENSIVE", dear)
         drain = Drain(lane, database.url)
         for _ in range(6):
             drain.look()
@@ -263,7 +287,7 @@ def test_a_key_set_free_ends_the_mark(lane: Connection, database: Database) -> N
     drain = Drain(lane, database.url)
     fill(lane, 60)
     drain.look_until_marked()
-    drain.source.keys.lift(Block("bus"))
+    drain.source.keys.breaker_closed(Block("bus"))
     drain.look()
     assert not drain.has_mark()
 

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from outspark import contracts
 from outspark.config.settings import SourceSettings
-from outspark.contracts.contract import RelayStatements
 from outspark.contracts.omnibox.table import kind, ready_index
+from outspark.contracts.relay_statements import RelayStatements
 from outspark.database.session import Connection, connect
 from outspark.relay.low_water import BEGINNING
 from tests.databases import Database
@@ -111,10 +111,10 @@ def test_a_claim_walks_an_index(
     made = statements(lane, ordering=ordering, lease=lease)
 
     for low in (BEGINNING, datetime(2026, 1, 1)):
-        found = explain(lane, made.claim, parameters(low, blocked))
+        found = explain(lane, made.claim.text, parameters(low, blocked))
         assert {node["Node Type"] for node in found} <= ALLOWED, found
     if ordering == "key":
-        found = explain(lane, made.suspects, parameters(blocked=blocked))
+        found = explain(lane, made.suspects.text, parameters(blocked=blocked))
         assert {node["Node Type"] for node in found} <= ALLOWED, found
 
 
@@ -124,7 +124,7 @@ def test_a_look_reads_no_more_than_it_must(lane: Connection, indexed: bool) -> N
     if indexed:
         lane.execute(ready_index(TABLE).encode())
         lane.execute("ANALYZE outbox_events")
-    claim = statements(lane, lease="slot").claim
+    claim = statements(lane, lease="slot").claim.text
 
     assert rows_read(lane, claim) <= 2 * 3000 + 100
     lane.execute(
@@ -154,14 +154,14 @@ def test_a_batch_is_settled_through_the_index_on_its_lock(lane: Connection) -> N
     made = statements(lane, lease="row")
     given = {"leased_at": datetime(2026, 1, 1), "token": "t", "source": "s", "slots": [0], "epochs": [1]}
 
-    found = explain(lane, made.deliver_all, given)
+    found = explain(lane, made.deliver_all.text, given)
 
     scans = [node for node in found if node["Node Type"] == "Index Scan"]
     assert {"locked_at" in node["Index Cond"] for node in scans} == {True}, found
 
 
 def test_what_begins_a_shift_enters_its_index_where_it_must(lane: Connection) -> None:
-    found = explain(lane, statements(lane).keys_in_backoff, {"slots": [0]})
+    found = explain(lane, statements(lane).keys_in_backoff.text, {"slots": [0]})
 
     scans = [node for node in found if node["Node Type"] == "Index Scan"]
     assert {node["Index Cond"] for node in scans} == {"(scheduled_at > now())"}, found

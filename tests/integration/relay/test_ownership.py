@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from outspark import contracts
+from outspark.contracts.relay_statements import ClaimParams
+from outspark.database.arrays import Texts
 from outspark.database.names import TableName
 from outspark.database.session import Connection, connect
 from outspark.database.slots import Owner, Slots
@@ -16,6 +18,7 @@ from outspark.delivery.dispatcher import Dispatched
 from outspark.errors import OwnershipLost, SettingsError, SlotsTableMissing
 from outspark.observability.metrics import LEASES_LOST_TOTAL, Tally
 from outspark.outcome import DELIVERED, Retry
+from outspark.relay.low_water import BEGINNING
 from outspark.relay.ownership import SlotOwnership
 from outspark.relay.settle import Settler
 from outspark.relay.source import Batch, Source
@@ -49,9 +52,17 @@ class OwnerOfSlots:
         return self.ownership.take()
 
     def claim(self, token: str = "outspark/test") -> Batch:
-        free: dict[str, Any] = {"blocked": [], "types": [], "low": "-infinity"}
-        parameters = {"slots": self.ownership.active, "limit": 100, **free}
-        return self.source.claim(self.source.statements.claim, token, parameters)
+        parameters: ClaimParams = {
+            "slots": self.ownership.active,
+            "blocked": Texts([]),
+            "types": [],
+            "topics": [],
+            "topic_types": [],
+            "low": BEGINNING,
+            "limit": 100,
+            "token": token,
+        }
+        return self.source.claim(self.source.statements.claim, parameters, token)
 
     def vanish(self) -> None:
         self.conn.close()

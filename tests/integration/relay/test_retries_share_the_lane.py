@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_keys_that_hang_do_not_starve_the_others(hanging: Harness) -> None:
     for number in range(60):
         hanging.enqueue(f"h{number}", type="hang", key=f"h{number}")
     with hanging.working() as lane:
-        wait_for(lambda: sum(len(loop.source.keys.heads) for d in lane.sessions for loop in d.loops) == 60)
+        wait_for(lambda: sum(len(loop.source.keys.due(inf)) for d in lane.sessions for loop in d.loops) == 60)
         # Six batches of ten heads are due at any time, each of which takes a tenth of a second.
         for number in range(20):
             hanging.enqueue(f"g{number}", type="good", key="good")

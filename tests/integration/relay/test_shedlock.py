@@ -388,7 +388,9 @@ def test_a_table_that_keeps_the_zone_works_in_utc_whatever_that_of_the_server(
 
 def is_refused(lane: Lane) -> bool:
     """Has it asked for the lock in vain?"""
-    return any(loop.lock and loop.lock._refused for session in lane.sessions for loop in session.loops)
+    return any(
+        loop.permit.lock and loop.permit.lock._refused for session in lane.sessions for loop in session.loops
+    )
 
 
 def test_two_runs_of_ours_are_never_at_it_together(short: JeapHarness) -> None:

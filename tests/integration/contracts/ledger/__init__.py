@@ -10,7 +10,8 @@ from pydantic import Field
 
 from outspark.config.contracts import ContractSettings
 from outspark.config.fields import Model
-from outspark.contracts.contract import Contract, RelayStatements
+from outspark.contracts.contract import Contract
+from outspark.contracts.relay_statements import RelayStatements
 from outspark.database.check import Finding, compare, look_up
 from outspark.database.names import TableName, resolve
 from tests.integration.contracts.ledger import relay, table

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from outspark.contracts.contract import RelayStatements
+from outspark.contracts import relay_statements as answers
+from outspark.contracts.relay_statements import Claim, Command, Query, RelayStatements
 from outspark.database.arrays import Uuids
 from outspark.database.names import TableName
 from outspark.database.slots import FENCE, slots_table
@@ -105,18 +106,18 @@ def relay_statements(table: TableName, settings: SourceSettings) -> RelayStateme
         return sql.SQL(template).format(**parts).as_string(None)
 
     return RelayStatements(
-        claim=text(_CLAIM),
-        claim_ids=text(_CLAIM_IDS),
-        deliver=text(_DELIVER),
-        deliver_all=text(_DELIVER),
-        settle=text(_SETTLE),
-        adopt=text(_NOTHING),
-        suspects=text(_SUSPECTS),
-        count_attempt=text(_COUNT_ATTEMPT),
-        keys_in_backoff=text(_KEYS_IN_BACKOFF),
-        keys_behind_dead=text(_KEYS_BEHIND_DEAD),
-        next_due=text(_NEXT_DUE),
-        oldest=text(_OLDEST),
+        claim=Claim(text(_CLAIM)),
+        claim_ids=Claim(text(_CLAIM_IDS)),
+        deliver=Command(text(_DELIVER)),
+        deliver_all=Command(text(_DELIVER)),
+        settle=Command(text(_SETTLE)),
+        adopt=Query(text(_NOTHING), answers.Adopted._make),
+        suspects=Query(text(_SUSPECTS), answers.Suspect._make),
+        count_attempt=Query(text(_COUNT_ATTEMPT), answers.CountedAttempt._make),
+        keys_in_backoff=Query(text(_KEYS_IN_BACKOFF), answers.KeyInBackoff._make),
+        keys_behind_dead=Query(text(_KEYS_BEHIND_DEAD), answers.KeyBehindDead._make),
+        next_due=Query(text(_NEXT_DUE), answers.NextDue._make),
+        oldest=Query(text(_OLDEST), answers.Oldest._make),
         pack=Uuids,
         read=_read,
         low_water=False,

@@ -88,7 +88,7 @@ class Harness:
         settings = SourceSettings(contract="jeap", url=SecretStr(self.database.url), slots=1)
         with self.database.connect() as conn:
             table = resolve(conn, TableName.parse(settings.table))
-            claim = contracts.get("jeap").relay_statements(table, settings).claim
+            claim = contracts.get("jeap").relay_statements(table, settings).claim.text
             rows = conn.execute(claim.encode(), {"slots": [0], "blocked": [], "limit": 100}).fetchall()
         return [int(row[0]) for row in rows]
 
