@@ -18,7 +18,7 @@ from outspark.errors import SettingsError
 
 CONNECT_TIMEOUT: Final = 10
 """Seconds, for each host."""
-SILENCE: Final = 20
+PEER_TIMEOUT: Final = 20
 """Seconds without a sign of the other side after which a connection is given up."""
 
 # Keepalives find a silent peer while nothing is under way. While data is unacknowledged none are sent, and the kernel
@@ -38,11 +38,11 @@ _QUOTE: Final = (
 )
 
 
-def options(url: str, **ours: Any) -> dict[str, Any]:
+def options(url: str, **overrides: Any) -> dict[str, Any]:
     """What to give psycopg's `connect` for this URL, `ours` above all. SettingsError where it is not understood."""
     parsed = _parse(url)
-    defaults = {"connect_timeout": CONNECT_TIMEOUT, "tcp_user_timeout": SILENCE * 1000, **_KEEPALIVES}
-    return {**defaults, **_writable(parsed), **parsed, **ours}
+    defaults = {"connect_timeout": CONNECT_TIMEOUT, "tcp_user_timeout": PEER_TIMEOUT * 1000, **_KEEPALIVES}
+    return {**defaults, **_writable(parsed), **parsed, **overrides}
 
 
 def server_settings() -> dict[str, str]:
@@ -54,7 +54,7 @@ def server_settings() -> dict[str, str]:
         "tcp_keepalives_idle": str(_KEEPALIVES["keepalives_idle"]),
         "tcp_keepalives_interval": str(_KEEPALIVES["keepalives_interval"]),
         "tcp_keepalives_count": str(_KEEPALIVES["keepalives_count"]),
-        "tcp_user_timeout": str(SILENCE * 1000),
+        "tcp_user_timeout": str(PEER_TIMEOUT * 1000),
     }
 
 
@@ -69,20 +69,20 @@ def _writable(parsed: Mapping[str, Any]) -> dict[str, str]:
 
 def _parse(url: str) -> dict[str, Any]:
     uri = _URI.fullmatch(url)
-    if uri is not None and "@" in _place(uri[1]).partition("?")[0]:
+    if uri is not None and "@" in _behind_user(uri[1]).partition("?")[0]:
         raise SettingsError(_ENCODE)
     try:
         parsed = dict(conninfo_to_dict(url))
     except psycopg.Error:
         # Not chained: its text may hold a piece of the password.
-        raise SettingsError(_QUOTE if uri is None else _ENCODE + _in_the_rest(_place(uri[1]))) from None
+        raise SettingsError(_QUOTE if uri is None else _ENCODE + _in_the_rest(_behind_user(uri[1]))) from None
     # A piece of a password that libpq takes for a port would be repeated by it.
     if uri is not None and not _PORTS.fullmatch(str(parsed.get("port", ""))):
         raise SettingsError(_ENCODE)
     return parsed
 
 
-def _place(rest: str) -> str:
+def _behind_user(rest: str) -> str:
     """What libpq takes for hosts, database and parameters: all behind the first "@", if no "/" stands before it."""
     user, at, place = rest.partition("@")
     return place if at and "/" not in user else rest

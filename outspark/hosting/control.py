@@ -25,7 +25,7 @@ LET_GO = """\
 -- Unlock everything this session holds, and tell the next shift
 SELECT pg_advisory_unlock_all(), pg_notify(%(channel)s, %(message)s)"""
 
-SAY = """\
+NOTIFY = """\
 -- Tell the other shifts of this relay
 SELECT pg_notify(%(channel)s, %(message)s)"""
 
@@ -58,5 +58,5 @@ def listen(conn: Connection, channel: str) -> None:
     conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
 
-def say(conn: Connection, channel: str, message: str) -> None:
-    conn.execute(SAY, {"channel": channel, "message": message})
+def notify(conn: Connection, channel: str, message: str) -> None:
+    conn.execute(NOTIFY, {"channel": channel, "message": message})

@@ -25,7 +25,7 @@ _guards: dict[tuple[str, str], DeadGuard] = {}
 _tracing: Tracing | None = None
 
 
-def calm_collector() -> None:
+def tune_garbage_collector() -> None:
     """For a process that does nothing but host lanes: batches make thousands of objects and hardly a cycle.
 
     Without this, the collector walks them every few hundred, and now and then all that was ever imported.

@@ -57,7 +57,7 @@ class Signals:
     def is_set(self) -> bool:
         if self._moved is not None:
             self._moved()
-        self._hear()
+        self._read_notifies()
         now = time.monotonic()
         if self.stopped or (self._until is not None and self._until()) or now >= self._latest:
             return True
@@ -70,9 +70,9 @@ class Signals:
             self._sleep(min(left, LONGEST_WAIT))
         return self.is_set()
 
-    def say_ready(self) -> None:
+    def announce_ready(self) -> None:
         """From now on the shift before this one may end."""
-        self._say(str(control.Ready(self._spec.lane, self._spec.shift)))
+        self._notify(str(control.Ready(self._spec.lane, self._spec.shift)))
 
     def take_baton(self) -> bool:
         """Wait until the shift before this one has let go; False when this one is to end before that."""
@@ -85,7 +85,7 @@ class Signals:
     def close(self) -> None:
         """Let go, and tell the next shift. Harmless when it is closed."""
         if self._conn is not None:
-            self._say(control.free(self._spec.lane))
+            self._notify(control.free(self._spec.lane))
             if self._conn is not None:
                 self._conn.close()
             self._conn = None
@@ -97,7 +97,7 @@ class Signals:
         try:
             row = conn.execute(control.TRY_BATON, self._spec.baton).fetchone()
         except psycopg.Error as error:
-            self._lose(error)
+            self._drop_connection(error)
             return False
         self._holds_baton = row is not None and bool(row[0])
         return self._holds_baton
@@ -108,36 +108,36 @@ class Signals:
             try:
                 self._conn = connect(self._url, name)
                 control.listen(self._conn, self._spec.channel)
-                self._conn.add_notify_handler(self._heard)
+                self._conn.add_notify_handler(self._on_notify)
             except (psycopg.Error, OutsparkError) as error:
-                self._lose(error)
+                self._drop_connection(error)
         return self._conn
 
-    def _hear(self) -> None:
+    def _read_notifies(self) -> None:
         conn = self._open()
         if conn is None:
             return
         try:
             conn.pgconn.consume_input()
             while notify := conn.pgconn.notifies():
-                self._heard(Notify(notify.relname.decode(), notify.extra.decode(), notify.be_pid))
+                self._on_notify(Notify(notify.relname.decode(), notify.extra.decode(), notify.be_pid))
         except psycopg.Error as error:
-            self._lose(error)
+            self._drop_connection(error)
 
-    def _heard(self, notify: Notify) -> None:
+    def _on_notify(self, notify: Notify) -> None:
         if notify.payload == control.STOP:
             self.stopped = True
         elif control.is_relief(notify, self._spec.lane, self._spec.shift):
             self.relieved = True
 
-    def _say(self, message: str) -> None:
+    def _notify(self, message: str) -> None:
         conn = self._open()
         if conn is None:
             return
         try:
-            control.say(conn, self._spec.channel, message)
+            control.notify(conn, self._spec.channel, message)
         except psycopg.Error as error:
-            self._lose(error)
+            self._drop_connection(error)
 
     def _sleep(self, seconds: float) -> None:
         if self._conn is None:
@@ -147,7 +147,7 @@ class Signals:
             selector.register(self._conn.fileno(), selectors.EVENT_READ)
             selector.select(seconds)
 
-    def _lose(self, error: Exception) -> None:
+    def _drop_connection(self, error: Exception) -> None:
         """The baton is lost with the session; whoever has it next finds our feed still open, or fenced by its own."""
         log.debug("a lane hears nothing from its driver", extra={"error": str(error).strip()})
         if self._conn is not None:

@@ -128,7 +128,7 @@ class InboxLane:
 
     def _consume(self, signals: Signals) -> None:
         # Two consumers of one name would fence each other, so the next begins when the last has closed its feed.
-        signals.say_ready()
+        signals.announce_ready()
         if signals.take_baton():
             Consumer(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
 
@@ -150,6 +150,6 @@ class InboxLane:
             moved=moved,
         )
         # Workers do not get in each other's way, so two shifts may work side by side for a moment.
-        signals.say_ready()
+        signals.announce_ready()
         with worker:
             worker.run(signals)

@@ -16,7 +16,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FIRST_INTERVAL, LONGEST_INTERVAL = 60.0, 3600.0
-_LOOK = 1.0
+_CHECK_INTERVAL = 1.0
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Causes:
                 log.log(level, cause, extra={"error": text, **_by(who)})
             one.text, one.count = text, one.count + count
             one.who.add(who)
-            self.look()
+            self.write_due()
 
     def clear(self, cause: str, *, who: object = "") -> None:
         """Harmless when it was not raised."""
@@ -82,7 +82,7 @@ class Causes:
             if one is not None and who in one.who:
                 one.who.discard(who)
                 one.calm_since = self._clock()
-            self.look()
+            self.write_due()
 
     def take(self, who: object, found: Mapping[str, Mapping[str, Any]]) -> None:
         """The `Trouble` of somebody's shift; what it does not mention is over for them."""
@@ -93,7 +93,7 @@ class Causes:
                 if cause not in found or found[cause]["over"]:
                     self.clear(cause, who=who)
 
-    def look(self) -> None:
+    def write_due(self) -> None:
         """Write the lines that are due."""
         with self._lock:
             now = self._clock()
@@ -109,8 +109,8 @@ class Causes:
 
     def run(self, stopping: threading.Event) -> None:
         """The life of a thread that looks now and then."""
-        while not stopping.wait(_LOOK):
-            self.look()
+        while not stopping.wait(_CHECK_INTERVAL):
+            self.write_due()
 
 
 def _by(who: object) -> dict[str, object]:

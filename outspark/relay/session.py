@@ -180,7 +180,7 @@ class DatabaseSession:
         self.loops = [self._loop(conn, assigned) for assigned in self.sources]
         for loop in self.loops:
             loop.warm()
-        control.say(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
+        control.notify(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
         if self.problem:
             self.trouble.clear()
         self.problem, self._pause = "", FIRST_PAUSE

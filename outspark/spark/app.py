@@ -21,22 +21,22 @@ from outspark.observability.metrics import Tally
 try:
     from pyspark.sql import SparkSession
 
-    from outspark.spark.beat import HANGING, SILENT, prefix
     from outspark.spark.session import cancel, close_session, open_session
     from outspark.spark.shifts import Shifts, reason
+    from outspark.spark.watchdog import HANGING, SILENT, prefix
 except ImportError as error:
     raise ExtraMissing("the relay", "spark") from error
 
 log = logging.getLogger(__name__)
 
-UNWELL = 3
+MAX_FAILURES = 3
 """Failures in a row after which a lane counts as not alive."""
 CANCEL_WAIT = 5.0
 ORPHAN_POLL = 0.1
-WATCH = 1.0
-SILENCE = 5.0
+WATCH_INTERVAL = 1.0
+QUERY_MARGIN = 5.0
 STUCK = "lane is stuck"
-CALM = 5.0
+CALM_MARGIN = 5.0
 """Seconds more than a shift after which an outage that nobody reports any more is over."""
 
 
@@ -49,7 +49,7 @@ class SparkApplication(ABC):
         self.settings = settings
         self.instance = instance
         self.tally = Tally()
-        self.causes = Causes(calm=settings.hosting.shift.total_seconds() + CALM)
+        self.causes = Causes(calm=settings.hosting.shift.total_seconds() + CALM_MARGIN)
         self.stopping = threading.Event()
         self.started = time.time()
         self.spark: SparkSession | None = None
@@ -94,12 +94,12 @@ class SparkApplication(ABC):
         self.stopping.set()
         deadline = time.monotonic() + self.settings.hosting.shutdown_timeout.total_seconds()
         if self._threads:
-            self._say_stop()
+            self._send_stop()
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
             _join(self._threads, 0.5)
             # A shift that was just starting when the word went round has not heard it, nor has one whose database
             # is away for a moment.
-            self._say_stop()
+            self._send_stop()
         if any(thread.is_alive() for thread in self._threads):
             log.warning("lanes did not finish in time; their tasks are cancelled")
             if self.spark is not None:
@@ -120,7 +120,7 @@ class SparkApplication(ABC):
             if time.monotonic() >= deadline:
                 log.warning("lanes did not finish in time", extra={"lanes": sorted(at_work)})
                 return False
-            self._say_stop()
+            self._send_stop()
             time.sleep(ORPHAN_POLL)
         return True
 
@@ -137,7 +137,7 @@ class SparkApplication(ABC):
         return [
             f"lane {shifts.spec.lane}: {shifts.stuck or shifts.problem or 'not running'}"
             for shifts in self._shifts
-            if not shifts.running or shifts.failures >= UNWELL or shifts.stuck
+            if not shifts.running or shifts.failures >= MAX_FAILURES or shifts.stuck
         ]
 
     @abstractmethod
@@ -175,7 +175,7 @@ class SparkApplication(ABC):
         """Refuse what no waiting can mend."""
 
     @abstractmethod
-    def _say_stop(self) -> bool:
+    def _send_stop(self) -> bool:
         """Said again until the lanes have ended. False when no lane can have heard it."""
 
     @abstractmethod
@@ -183,7 +183,7 @@ class SparkApplication(ABC):
         """Those that hold their baton; only those of which a database knows."""
 
     @abstractmethod
-    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+    def _query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
         """The first column of what the databases answer."""
 
     @abstractmethod
@@ -198,13 +198,13 @@ class SparkApplication(ABC):
     def _watch(self, stopping: threading.Event) -> None:
         """A lane that hangs cannot say so, but its shift does not end."""
         limit = self.settings.hosting.stuck_after.total_seconds()
-        while not stopping.wait(WATCH):
+        while not stopping.wait(WATCH_INTERVAL):
             for shifts in self._shifts:
-                self._look_at(shifts, limit)
+                self._check_stuck(shifts, limit)
 
-    def _look_at(self, shifts: Shifts, limit: float) -> None:
+    def _check_stuck(self, shifts: Shifts, limit: float) -> None:
         lane, late, who = shifts.spec.lane, shifts.late(), f"driver of lane {shifts.spec.lane}"
-        where = self._where(shifts.spec, limit) if late >= limit else None
+        where = self._stuck_location(shifts.spec, limit) if late >= limit else None
         if where is None:
             shifts.stuck = ""
             self.causes.clear(STUCK, who=who)
@@ -213,11 +213,11 @@ class SparkApplication(ABC):
         shifts.stuck = f"stuck in {where}, {late:.0f} s after its time"
         self.causes.raise_(STUCK, f"lane {lane}: {shifts.stuck}", count, who=who, level=logging.ERROR)
 
-    def _where(self, spec: LaneSpec, limit: float) -> str | None:
+    def _stuck_location(self, spec: LaneSpec, limit: float) -> str | None:
         """None for one that moves, and only lacks relief or has not been started yet."""
         # Later than the lane would say it itself, if it can.
-        silent = {"class": spec.baton[0], "lane": spec.lane, "seconds": limit + SILENCE}
-        found = self._ask(HANGING, {"prefix": prefix(spec)}) or self._ask(SILENT, silent)
+        silent = {"class": spec.baton[0], "lane": spec.lane, "seconds": limit + QUERY_MARGIN}
+        found = self._query(HANGING, {"prefix": prefix(spec)}) or self._query(SILENT, silent)
         return found[0] if found else None
 
     @abstractmethod

@@ -28,8 +28,8 @@ from outspark.redaction import redact
 from outspark.spark.app import SparkApplication
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
-from outspark.spark.monitor import COUNT_PATIENCE, as_json
-from outspark.spark.refusals import Preflight
+from outspark.spark.monitor import COUNT_TIMEOUT, as_json
+from outspark.spark.preflight import Preflight
 
 CHECK_TIMEOUT = 2.0
 TASK_NEEDS: dict[Task, str] = {"consume": "INSERT", "handle": "UPDATE"}
@@ -48,14 +48,14 @@ class InboxApp(SparkApplication):
         self._tasks = tasks
         self._identities = Identities("inboxes")
         name = f"outspark {settings.relay.id} driver"
-        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
+        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_TIMEOUT)
         super().__init__(settings, instance, specs)
 
     def ready(self) -> list[str]:
         found = []
-        looks = self._databases.each(self._urls(), lambda name: self._look(name, self._inboxes[name]))
+        checks = self._databases.each(self._urls(), lambda name: self._check_inbox(name, self._inboxes[name]))
         for name, inbox in self._inboxes.items():
-            if (answer := looks[name]) is not None:
+            if (answer := checks[name]) is not None:
                 found.append(f"inbox {name}: {line(answer)}")
             try:
                 self._check_feed(name, inbox)
@@ -87,13 +87,13 @@ class InboxApp(SparkApplication):
             if "handle" in self._tasks and inbox.app is not None:
                 load_router(inbox.app)
             try:
-                self._look(name, inbox)
+                self._check_inbox(name, inbox)
             except (psycopg.Error, DatabaseRefused) as error:
                 preflight.failed(name, error)
             self._check_feed(name, inbox, only_settings=True)
         preflight.refuse()
 
-    def _look(self, name: str, inbox: InboxSettings) -> None:
+    def _check_inbox(self, name: str, inbox: InboxSettings) -> None:
         with self._databases.use(inbox.url.get_secret_value()) as conn:
             table = resolve_inbox(conn, TableName.parse(inbox.table))
             self._identities.claim(conn, name, table, inbox.group)
@@ -113,14 +113,14 @@ class InboxApp(SparkApplication):
         finally:
             feed.close()
 
-    def _say_stop(self) -> bool:
-        return self._databases.say_stop(self._urls(), self._specs[0].channel)
+    def _send_stop(self) -> bool:
+        return self._databases.send_stop(self._urls(), self._specs[0].channel)
 
     def _lanes_at_work(self) -> set[int]:
-        return self._databases.batons(self._urls(), self._specs[0].baton[0])
+        return self._databases.lanes_at_work(self._urls(), self._specs[0].baton[0])
 
-    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
-        return self._databases.look(self._urls(), statement, parameters)
+    def _query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self._databases.query(self._urls(), statement, parameters)
 
     def _gauge(self) -> None:
         for name, stats in self._stats().items():

@@ -26,15 +26,15 @@ from outspark.observability import metrics
 from outspark.observability.metrics import Tally
 from outspark.relay.assembly import relay_lock
 from outspark.spark.databases import Databases, line
+from outspark.spark.deadlines import Deadlines
 from outspark.spark.identity import Identities
-from outspark.spark.patience import Patience
+from outspark.spark.preflight import Preflight
 from outspark.spark.progress import Progress
-from outspark.spark.refusals import Preflight
 
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 2.0
-COUNT_PATIENCE = 10.0
+COUNT_TIMEOUT = 10.0
 """Seconds that it may take to count what is in a large table."""
 
 SAME_ID = """\
@@ -53,7 +53,7 @@ class Monitor:
     _counting: Databases = field(init=False)
     """Connections of their own, so that a look need not wait for a count."""
     _publishers: dict[str, Publisher] = field(default_factory=dict)
-    _well: set[str] = field(default_factory=set)
+    _checked: set[str] = field(default_factory=set)
     _watching: Databases = field(init=False)
     """And so that neither waits for a look at what moves, which may read all that is due."""
     _progress: dict[str, Progress] = field(default_factory=dict)
@@ -63,8 +63,8 @@ class Monitor:
 
     def __post_init__(self) -> None:
         name = f"outspark {self.settings.relay.id} driver"
-        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
-        self._watching = Databases(f"{name} watching", COUNT_PATIENCE)
+        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_TIMEOUT)
+        self._watching = Databases(f"{name} watching", COUNT_TIMEOUT)
 
     def preflight(self) -> None:
         """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
@@ -73,7 +73,7 @@ class Monitor:
         preflight = Preflight("source", wait=self.settings.hosting.wait_for_database)
         for name, source in self.settings.sources.items():
             try:
-                self._look(name, source)
+                self._check_source(name, source)
             except (psycopg.Error, DatabaseRefused) as error:
                 preflight.failed(name, error)
         preflight.refuse()
@@ -81,8 +81,10 @@ class Monitor:
     def problems(self) -> list[str]:
         """Which source or destination does not answer or lets us in, and why."""
         found = []
-        looks = self._databases.each(self._urls(), lambda name: self._look(name, self.settings.sources[name]))
-        for name, answer in looks.items():
+        checks = self._databases.each(
+            self._urls(), lambda name: self._check_source(name, self.settings.sources[name])
+        )
+        for name, answer in checks.items():
             if answer is not None:
                 found.append(f"source {name}: {line(answer)}")
         for name in self.settings.destinations:
@@ -110,8 +112,8 @@ class Monitor:
         return [f"source {name}: {one}{why}" for name, every in self._stuck.items() for one in every]
 
     @property
-    def look_interval(self) -> float:
-        return self._patience().look
+    def poll_interval(self) -> float:
+        return self._deadlines().poll_interval
 
     def stats(self) -> dict[str, Stats | str]:
         """Per source, or why there are none."""
@@ -138,15 +140,15 @@ class Monitor:
             isinstance(one, Stats) and one.pending == one.scheduled and one.delivering == 0 for one in every
         )
 
-    def say_stop(self) -> bool:
+    def send_stop(self) -> bool:
         """Tell all lanes to finish; False when no database could be reached, so that no lane can have heard it."""
-        return self._databases.say_stop(self._urls(), self.channel)
+        return self._databases.send_stop(self._urls(), self.channel)
 
-    def batons(self, number: int) -> set[int]:
-        return self._databases.batons(self._urls(), number)
+    def lanes_at_work(self, number: int) -> set[int]:
+        return self._databases.lanes_at_work(self._urls(), number)
 
-    def look(self, statement: str, parameters: dict[str, Any]) -> list[str]:
-        return self._databases.look(self._urls(), statement, parameters)
+    def query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self._databases.query(self._urls(), statement, parameters)
 
     def release_locks(self) -> None:
         """Let relays of other makes have their turn. Only when all our lanes have ended."""
@@ -171,14 +173,14 @@ class Monitor:
             for publisher in self._publishers.values():
                 publisher.close()
 
-    def _look(self, name: str, source: SourceSettings) -> None:
+    def _check_source(self, name: str, source: SourceSettings) -> None:
         """Closely until all was well once, because a database that was away may come back with a wrong table."""
         with self._use(source) as conn:
             table = resolve(conn, TableName.parse(source.table))
             self._check_privileges(name, source, conn, table)
-            if name not in self._well:
-                self._look_closely(name, source, conn, table)
-                self._well.add(name)
+            if name not in self._checked:
+                self._check_table(name, source, conn, table)
+                self._checked.add(name)
 
     def _check_privileges(
         self, name: str, source: SourceSettings, conn: Connection, table: TableName
@@ -193,7 +195,7 @@ class Monitor:
         if lacks := privileges.lacking(conn, needs):
             raise DatabaseRefused(" ".join(lacks))
 
-    def _look_closely(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
+    def _check_table(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
         self._identities.claim(conn, name, table)
         findings = contracts.get(source.contract).check_table(conn, table, source.jeap.ignore)
         refuse_errors(table, findings)
@@ -241,15 +243,15 @@ class Monitor:
     def _watch(self, name: str, tally: Tally) -> list[str]:
         source = self.settings.sources[name]
         if name not in self._progress:
-            self._progress[name] = Progress(source, self.instance, self._patience())
+            self._progress[name] = Progress(source, self.instance, self._deadlines())
         settled = tally.value(metrics.EVENTS_TOTAL, source=name)
         with self._watching.use(source.url.get_secret_value()) as conn:
             table = resolve(conn, TableName.parse(source.table))
             return self._progress[name].problems(conn, table, settled)
 
-    def _patience(self) -> Patience:
+    def _deadlines(self) -> Deadlines:
         publishers = [self._publisher(name) for name in self.settings.destinations]
-        return Patience(self.settings, all(publisher.keeps_order for publisher in publishers))
+        return Deadlines(self.settings, all(publisher.keeps_order for publisher in publishers))
 
     def _release_lock(self, name: str) -> None:
         source = self.settings.sources[name]

@@ -14,7 +14,7 @@ from outspark.config.settings import SourceSettings
 from outspark.database import slots as slot_statements
 from outspark.database.names import TableName, lock_class
 from outspark.hosting.spec import baton_class
-from outspark.spark.patience import START, Patience
+from outspark.spark.deadlines import START, Deadlines
 
 SILENT = """\
 -- Lanes that hold their baton and have asked for nothing for long, or wait for what somebody else has locked
@@ -31,7 +31,7 @@ LOCK_TIMEOUT = """\
 -- Wait only so long for whoever has locked a whole table
 SELECT set_config('lock_timeout', %(milliseconds)s::text, false)"""
 
-REST = 10
+COST_FACTOR = 10
 """How many times as long as a look took the next one is put off, so that a large table is not read all the time."""
 
 
@@ -51,55 +51,55 @@ class Progress:
 
     source: SourceSettings
     instance: str
-    patience: Patience
+    deadlines: Deadlines
     _started: float = field(default_factory=time.monotonic)
     _begun: bool = False
-    """Has a lane of ours been at work?"""
+    """Has a lane of owned been at work?"""
     _free: dict[int, float] = field(default_factory=dict)
     """Slots that nobody holds though events are due, and since when."""
     _head: _Head | None = None
     _next: float = 0.0
-    _told: list[str] = field(default_factory=list)
+    _problems: list[str] = field(default_factory=list)
 
     def forget(self) -> None:
         """Events wait for a reason that is told already; they have all their time again afterwards."""
         self._free.clear()
         self._head = None
-        self._told = []
+        self._problems = []
 
     def problems(self, conn: psycopg.Connection[Any], table: TableName, settled: float) -> list[str]:
         """Why it is not ready. `settled` is what this run has brought home of all that its lanes tried."""
         now = time.monotonic()
         if now >= self._next:
-            conn.execute(LOCK_TIMEOUT, {"milliseconds": round(500 * self.patience.interval)})
+            conn.execute(LOCK_TIMEOUT, {"milliseconds": round(500 * self.deadlines.interval)})
             try:
-                self._told = list(self._look(conn, table, settled, now))
+                self._problems = list(self._inspect(conn, table, settled, now))
             except psycopg.errors.LockNotAvailable:
-                self._told = ["its table is locked as a whole, so that nobody can claim from it"]
-            self._next = now + REST * (time.monotonic() - now)
-        return self._told
+                self._problems = ["its table is locked as a whole, so that nobody can claim from it"]
+            self._next = now + COST_FACTOR * (time.monotonic() - now)
+        return self._problems
 
-    def _look(
+    def _inspect(
         self, conn: psycopg.Connection[Any], table: TableName, settled: float, now: float
     ) -> Iterator[str]:
         every = set(range(self.source.slots))
         oldest = contracts.get(self.source.contract).relay_statements(table, self.source, conn).oldest
         if self.source.ordering == "none":
-            yield from self._judge_lanes(conn, None)
-            yield from self._judge_head(self._oldest(conn, oldest, every), settled, now)
+            yield from self._silent_lanes(conn, None)
+            yield from self._undelivered_head(self._oldest(conn, oldest, every), settled, now)
             return
         rows = conn.execute(slot_statements.HELD, {"class": lock_class("slot", table)}).fetchall()
         held = dict(rows)
-        ours = self._ours(conn, table) & held.keys()
-        lanes = list(self._judge_lanes(conn, {held[slot] for slot in ours}))
+        owned = self._owned_slots(conn, table) & held.keys()
+        lanes = list(self._silent_lanes(conn, {held[slot] for slot in owned}))
         yield from lanes
-        yield from self._judge_free(conn, oldest, every - held.keys(), now)
+        yield from self._unowned_slots(conn, oldest, every - held.keys(), now)
         if not lanes:
-            yield from self._judge_head(self._oldest(conn, oldest, ours), settled, now)
+            yield from self._undelivered_head(self._oldest(conn, oldest, owned), settled, now)
 
-    def _judge_lanes(self, conn: psycopg.Connection[Any], working: set[int] | None) -> Iterator[str]:
-        """Lanes of ours; with `working` only those sessions, since who waits for a vanished owner asks for nothing."""
-        interval, longest = self.patience.interval, self.patience.silent
+    def _silent_lanes(self, conn: psycopg.Connection[Any], working: set[int] | None) -> Iterator[str]:
+        """Lanes of owned; with `working` only those sessions, since who waits for a vanished owner asks for nothing."""
+        interval, longest = self.deadlines.interval, self.deadlines.silent
         parameters = {"class": baton_class(self.instance), "seconds": interval}
         for pid, lane, seconds, last, blocked in conn.execute(SILENT, parameters):
             if working is not None and pid not in working:
@@ -109,7 +109,7 @@ class Progress:
             elif seconds >= longest:
                 yield f"lane {lane} has not come round for {seconds:.0f} s, after: {last}"
 
-    def _judge_free(
+    def _unowned_slots(
         self, conn: psycopg.Connection[Any], oldest: str, free: set[int], now: float
     ) -> Iterator[str]:
         """Slots whose events nobody can claim. Those of other relays are for them to tell of."""
@@ -119,7 +119,9 @@ class Progress:
             return
         self._free = {slot: self._free.get(slot, now) for slot in free}
         long = [
-            slot for slot, since in self._free.items() if now - since >= self.patience.unowned(self.source)
+            slot
+            for slot, since in self._free.items()
+            if now - since >= self.deadlines.without_owner(self.source)
         ]
         if long and (longest := self._oldest(conn, oldest, set(long))) is not None:
             which = ", ".join(map(str, sorted(long)))
@@ -127,7 +129,9 @@ class Progress:
             what = "a slot of it" if whole else f"its slots {which}"
             yield f"no lane owns {what}, and an event has been due for {longest[1]:.0f} s"
 
-    def _judge_head(self, found: tuple[str, float, bool] | None, settled: float, now: float) -> Iterator[str]:
+    def _undelivered_head(
+        self, found: tuple[str, float, bool] | None, settled: float, now: float
+    ) -> Iterator[str]:
         """The event that goes out next is another one after each batch, where lanes deliver."""
         if found is None:
             self._head = None
@@ -141,14 +145,16 @@ class Progress:
         idle = self.source.lease == "row" and not in_flight
         idle_since = (head.idle_since or now) if idle else None
         self._head = head = _Head(id, head.since, idle_since, head.settled)
-        patience = (
-            self.patience.unknown(self.source) if unknown else self.patience.hide_from_planner(self.source)
+        limit = (
+            self.deadlines.undelivered_without_schedule(self.source)
+            if unknown
+            else self.deadlines.undelivered(self.source)
         )
-        resting = idle_since is not None and now - idle_since >= self.patience.unclaimed(self.source)
-        if resting or now - head.since >= patience:
+        resting = idle_since is not None and now - idle_since >= self.deadlines.unclaimed(self.source)
+        if resting or now - head.since >= limit:
             yield f"its lanes deliver nothing, and an event has been due for {seconds:.0f} s"
 
-    def _ours(self, conn: psycopg.Connection[Any], table: TableName) -> set[int]:
+    def _owned_slots(self, conn: psycopg.Connection[Any], table: TableName) -> set[int]:
         """The slots that this run works on, if it has got its table yet."""
         name = slot_statements.slots_table(table).identifier.as_string(conn)
         row = conn.execute(slot_statements.EXISTS, {"name": name}).fetchone()

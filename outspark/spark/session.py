@@ -70,7 +70,7 @@ LOCAL_SETTINGS = {
 }
 
 
-JVM_END = 5.0
+JVM_EXIT_TIMEOUT = 5.0
 
 
 def open_session(hosting: HostingSettings, name: str, lanes: int) -> SparkSession:
@@ -89,14 +89,14 @@ def open_session(hosting: HostingSettings, name: str, lanes: int) -> SparkSessio
         if master.startswith("sc://"):
             builder = builder.remote(master)
         else:
-            _start_apart(SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), name)
+            _start_jvm(SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), name)
             builder = builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _start_apart(conf: SparkConf, name: str) -> None:
+def _start_jvm(conf: SparkConf, name: str) -> None:
     """Start the JVM where a signal to our process group does not reach it, and make it deaf to SIGTERM.
 
     A supervisor may tell every process of ours to end at once, and the lanes need the JVM until they have finished.
@@ -108,7 +108,7 @@ def _start_apart(conf: SparkConf, name: str) -> None:
     gateway = SparkContext._gateway
     if gateway is None:
         gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
-        atexit.register(_see_off, gateway.proc)
+        atexit.register(_await_jvm_exit, gateway.proc)
         _ignore_sigterm(gateway.jvm)
     SparkContext(conf=conf, gateway=gateway)
 
@@ -118,12 +118,12 @@ def _ignore_sigterm(jvm: Any) -> None:
     signals.handle(signals("TERM"), jvm.sun.misc.SignalHandler.SIG_IGN)
 
 
-def _see_off(jvm: subprocess.Popen[bytes]) -> None:
+def _await_jvm_exit(jvm: subprocess.Popen[bytes]) -> None:
     """Nobody finds a JVM of ours at work after we have ended in good order."""
     assert jvm.stdin is not None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         jvm.stdin.close()
-        jvm.wait(JVM_END)
+        jvm.wait(JVM_EXIT_TIMEOUT)
 
 
 def has_ended(spark: SparkSession) -> bool:

@@ -64,7 +64,7 @@ class Shifts:
         try:
             current = self._submit(self.stagger)
             while not (self.stopping.is_set() or self.lost):
-                self._watch(current)
+                self._note_due(current)
                 current = self._relieve(current)
             if not self.lost:
                 self._finish(current)
@@ -76,7 +76,7 @@ class Shifts:
         """Seconds since the shift at work should have been relieved; negative before that."""
         return time.monotonic() - self._due if self.running and self._current is not None else -1.0
 
-    def _watch(self, shift: Shift) -> None:
+    def _note_due(self, shift: Shift) -> None:
         if self._current is None or self._current.number != shift.number:
             # One that had to wait for the last to end has not had its time yet.
             self._current, self._due = shift, max(shift.relief, time.monotonic())

@@ -22,8 +22,8 @@ from outspark.inbox.lane import InboxLane, InboxLaneSpec
 from outspark.observability import logs, metrics
 from outspark.relay.lane import Lane
 from outspark.relay.spec import RelayLaneSpec
-from outspark.spark.beat import beating
-from outspark.spark.farewell import farewell
+from outspark.spark.shutdown import watch_for_shutdown
+from outspark.spark.watchdog import watch_lane
 
 SCHEMA = "report string"
 HUNG = 70
@@ -44,7 +44,7 @@ def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) ->
     for _ in batches:
         pass
     logs.configure(log)
-    process.calm_collector()
+    process.tune_garbage_collector()
     lane = open_lane(spec)
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
@@ -52,10 +52,10 @@ def host(spec: LaneSpec, log: LogSettings, batches: Iterator[pa.RecordBatch]) ->
         lane.tally.add(metrics.LANE_RESTARTS_TOTAL, context.attemptNumber())
     try:
         with (
-            beating(spec, partial(os._exit, HUNG)) as moved,
-            farewell(spec.hosting.shutdown_timeout) as told_to_end,
+            watch_lane(spec, partial(os._exit, HUNG)) as moved,
+            watch_for_shutdown(spec.hosting.shutdown_timeout) as shutdown_requested,
         ):
-            report = lane.run(told_to_end, moved)
+            report = lane.run(shutdown_requested, moved)
     except HandlerHung as error:
         # A thread cannot be ended, but this process can: Spark hosts the lane again in another.
         logging.getLogger(__name__).error(

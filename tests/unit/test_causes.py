@@ -62,10 +62,10 @@ def test_lanes_that_notice_one_after_the_other_are_one_outage(caplog: pytest.Log
     clock.now = 10.0
     causes.take(1, over)
     clock.now = 24.0
-    causes.look()
+    causes.write_due()
     assert said(lines) == ["no database"]
     clock.now = 25.0
-    causes.look()
+    causes.write_due()
     assert said(lines) == ["no database", "no database: over"]
     assert vars(lines[-1])["count"] == 6
 

@@ -29,7 +29,7 @@ def main() -> None:
     if order["host"] == "spark":
         _relay(settings, closed)
     else:
-        process.calm_collector()
+        process.tune_garbage_collector()
         lane = Lane(assign_slots(settings, order["instance"], {})[order["lane"]])
         if order["one_by_one"]:
             lane.destinations = one_by_one(process.destinations(settings.destinations))

@@ -27,7 +27,7 @@ def main() -> None:
         with InboxApp(settings, names, tasks):
             closed.wait()
     else:
-        process.calm_collector()
+        process.tune_garbage_collector()
         InboxLane(inbox_lanes(settings, names, tasks, order["instance"], {})[order["lane"]]).run(
             closed.is_set
         )

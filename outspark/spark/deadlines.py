@@ -12,12 +12,12 @@ SLACK = 1.0
 """Seconds for what is done before and after a batch is published."""
 START = 30.0
 """Seconds that Spark may take to start the first lanes."""
-LOOKS = 5
+POLLS = 5
 """Looks in each health interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Deadlines:
     settings: Settings
     in_order: bool
     """Do all destinations keep the order of a batch, so that each gets all of it at once?"""
@@ -27,15 +27,15 @@ class Patience:
         return self.settings.server.health_check_interval.total_seconds()
 
     @property
-    def look(self) -> float:
-        return self.interval / LOOKS
+    def poll_interval(self) -> float:
+        return self.interval / POLLS
 
-    def unowned(self, source: SourceSettings) -> float:
+    def without_owner(self, source: SourceSettings) -> float:
         """Slots that nobody holds; so that it is told within an interval, whenever in it that begins."""
         if source.contract == "jeap":
             # A relay of another make may have the lock, and one that vanished has it until it runs out.
             return source.jeap.lock_at_most.total_seconds() + self.interval
-        return self.interval - 2 * self.look
+        return self.interval - 2 * self.poll_interval
 
     @property
     def silent(self) -> float:
@@ -50,7 +50,7 @@ class Patience:
             publishes = max(publishes, self._all)
         return max(self.interval, sleeps, publishes + SLACK)
 
-    def hide_from_planner(self, source: SourceSettings) -> float:
+    def undelivered(self, source: SourceSettings) -> float:
         """The event that is next: each source that a lane has may take the time of a whole batch."""
         batch = self._all
         if source.ordering == "key" and not self.in_order:
@@ -63,14 +63,14 @@ class Patience:
         """The event that is next while no event of its source is in flight."""
         if len(self.settings.sources) > 1:
             # The lane may be at work on another source.
-            return self.hide_from_planner(source)
+            return self.undelivered(source)
         return max(self.interval, source.poll_interval.total_seconds() + SLACK)
 
-    def unknown(self, source: SourceSettings) -> float:
+    def undelivered_without_schedule(self, source: SourceSettings) -> float:
         """The message that is next, where nothing tells whether it waits for its next try."""
         reports = 2 * (self.settings.hosting.shift.total_seconds() + LEAD)
         waits = source.retry.max_delay.total_seconds() * (1 + source.retry.jitter)
-        return self.hide_from_planner(source) + waits + reports
+        return self.undelivered(source) + waits + reports
 
     @property
     def _longest(self) -> float:

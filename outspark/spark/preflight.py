@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 # libpq keeps the SQLSTATE of a failed connection to itself, so its words have to do. A server that speaks another
 # language is waited for.
-_FOR_GOOD = re.compile(
+_PERMANENT = re.compile(
     r"""password[ ]authentication[ ]failed | no[ ]password[ ]supplied
       | authentication[ ]failed[ ]for[ ]user | is[ ]not[ ]permitted[ ]to[ ]log[ ]in
       | no[ ]pg_hba\.conf[ ]entry | pg_hba\.conf[ ]rejects
@@ -26,7 +26,7 @@ _FOR_GOOD = re.compile(
     re.VERBOSE,
 )
 # Of several hosts one may yet come; and a name server that is away says so.
-_FOR_NOW = re.compile(
+_TEMPORARY = re.compile(
     r"""Connection[ ]refused | Is[ ]the[ ]server[ ]running | timeout[ ]expired | timed[ ]out | unreachable
       | No[ ]route[ ]to[ ]host | reset[ ]by[ ]peer | closed[ ]the[ ]connection[ ]unexpectedly
       | starting[ ]up | shutting[ ]down | recovery | too[ ]many | read-only | not[ ]accepting
@@ -35,7 +35,7 @@ _FOR_NOW = re.compile(
 )
 
 
-def for_good(error: Exception) -> bool:
+def is_permanent(error: Exception) -> bool:
     """Can no waiting mend this?"""
     if isinstance(error, DatabaseRefused | psycopg.errors.InsufficientPrivilege):
         return True
@@ -45,7 +45,7 @@ def for_good(error: Exception) -> bool:
         # Nothing was asked of a server yet: the URL itself is not understood.
         return True
     text = str(error)
-    return bool(_FOR_GOOD.search(text)) and not _FOR_NOW.search(text)
+    return bool(_PERMANENT.search(text)) and not _TEMPORARY.search(text)
 
 
 class Preflight:
@@ -57,9 +57,9 @@ class Preflight:
 
     def failed(self, name: str, error: Exception) -> None:
         """The error again, unless it is one that is waited for or collected."""
-        if for_good(error) and not self._wait:
+        if is_permanent(error) and not self._wait:
             self._refusals.append(f"{self._kind} {name!r}: {line(error)}")
-        elif for_good(error) or isinstance(error, psycopg.OperationalError):
+        elif is_permanent(error) or isinstance(error, psycopg.OperationalError):
             log.warning(
                 "the database does not answer yet, retrying", extra={self._kind: name, "error": line(error)}
             )

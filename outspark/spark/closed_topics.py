@@ -12,7 +12,7 @@ from outspark.observability import metrics
 from outspark.observability.metrics import Tally
 
 
-class Thing(NamedTuple):
+class Item(NamedTuple):
     """A topic of a destination, or a type of a source's events."""
 
     kind: str
@@ -25,54 +25,54 @@ class Thing(NamedTuple):
 
 
 @dataclass(slots=True)
-class Closed:
+class ClosedTopics:
     """By lane, as of the end of its last shift. Safe to use from several threads."""
 
-    _lanes: dict[int, dict[Thing, tuple[float, str]]] = field(default_factory=dict)
-    _told: set[Thing] = field(default_factory=set)
+    _lanes: dict[int, dict[Item, tuple[float, str]]] = field(default_factory=dict)
+    _with_gauge: set[Item] = field(default_factory=set)
     """What has a gauge, which goes back to 0 when it is open again."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, lane: int, closed: Iterable[Mapping[str, Any]]) -> None:
-        self._lanes[lane] = {_thing(one): (one["since"], one["reason"]) for one in closed}
+        self._lanes[lane] = {_item(one): (one["since"], one["reason"]) for one in closed}
 
-    def all(self) -> dict[Thing, tuple[float, str]]:
+    def all(self) -> dict[Item, tuple[float, str]]:
         """Since when each is closed for any lane, in seconds since 1970, and why."""
-        every = [(thing, told) for lane in list(self._lanes.values()) for thing, told in lane.items()]
+        every = [(item, found) for lane in list(self._lanes.values()) for item, found in lane.items()]
         return dict(sorted(every, key=lambda one: one[1], reverse=True))
 
     def problems(self) -> list[str]:
-        return [f"{thing}: {reason} (since {_time(since)})" for thing, (since, reason) in self.all().items()]
+        return [f"{item}: {reason} (since {_time(since)})" for item, (since, reason) in self.all().items()]
 
     def stats(self) -> list[dict[str, Any]]:
         return [
-            {"kind": thing.kind, "of": thing.of, "name": thing.name, "since": _time(since), "reason": reason}
-            for thing, (since, reason) in self.all().items()
+            {"kind": item.kind, "of": item.of, "name": item.name, "since": _time(since), "reason": reason}
+            for item, (since, reason) in self.all().items()
         ]
 
     def gauge(self, tally: Tally) -> None:
         # One at a time, so that what an older look saw never overwrites what a newer one did.
         with self._lock:
             closed = self.all()
-            self._told.update(closed)
-            for thing in self._told:
-                _gauge(tally, thing, float(thing in closed))
+            self._with_gauge.update(closed)
+            for item in self._with_gauge:
+                _gauge(tally, item, float(item in closed))
 
 
-def _gauge(tally: Tally, thing: Thing, value: float) -> None:
-    if thing.kind == "topic":
-        tally.set(metrics.TOPIC_CLOSED, value, destination=thing.of, topic=thing.name)
+def _gauge(tally: Tally, item: Item, value: float) -> None:
+    if item.kind == "topic":
+        tally.set(metrics.TOPIC_CLOSED, value, destination=item.of, topic=item.name)
     else:
-        tally.set(metrics.TYPE_PAUSED, value, source=thing.of, type=thing.name)
+        tally.set(metrics.TYPE_PAUSED, value, source=item.of, type=item.name)
 
 
-def tell(closed: Iterable[Mapping[str, Any]], pending: Callable[[], int]) -> dict[str, dict[str, Any]]:
+def as_causes(closed: Iterable[Mapping[str, Any]], pending: Callable[[], int]) -> dict[str, dict[str, Any]]:
     """As causes for the log: one for all topics of a destination, and one for all types of a source."""
     found: dict[str, list[str]] = {}
     for one in closed:
-        thing = _thing(one)
-        what = "topics take no events" if thing.kind == "topic" else "types of events are paused"
-        found.setdefault(f"{what}: {thing.of}", []).append(f"{thing.name}: {one['reason']}")
+        item = _item(one)
+        what = "topics take no events" if item.kind == "topic" else "types of events are paused"
+        found.setdefault(f"{what}: {item.of}", []).append(f"{item.name}: {one['reason']}")
     waiting = pending()
     return {
         cause: {"text": f"{_first(texts)}; {waiting} events are pending", "count": len(texts), "over": False}
@@ -84,10 +84,10 @@ def _first(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]} (and {len(texts) - 1} more)"
 
 
-def _thing(one: Mapping[str, Any]) -> Thing:
+def _item(one: Mapping[str, Any]) -> Item:
     if "topic" in one:
-        return Thing("topic", one["destination"], one["topic"])
-    return Thing("type", one["source"], one["type"])
+        return Item("topic", one["destination"], one["topic"])
+    return Item("type", one["source"], one["type"])
 
 
 def _time(since: float) -> str:

@@ -45,7 +45,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
   AND s.state_change < clock_timestamp() - %(seconds)s * interval '1 second'"""
 """A thread that lets no other run cannot say where it is: a C extension's, for instance."""
 
-_OURS = f"{Path(outspark.__file__).parent}{os.sep}"
+_OUTSPARK = f"{Path(outspark.__file__).parent}{os.sep}"
 _STANDARD = sysconfig.get_path("stdlib")
 
 
@@ -55,24 +55,24 @@ def prefix(spec: LaneSpec) -> str:
 
 
 @contextmanager
-def beating(spec: LaneSpec, give_up: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def watch_lane(spec: LaneSpec, give_up: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Gives what the lane has to call as long as it moves. `give_up` is called when it hung for twice the limit."""
-    beat = _Beat(spec, threading.get_ident(), give_up)
-    thread = threading.Thread(target=beat.run, name="outspark-beat", daemon=True)
+    watchdog = _Watchdog(spec, threading.get_ident(), give_up)
+    thread = threading.Thread(target=watchdog.run, name="outspark-watchdog", daemon=True)
     thread.start()
     try:
-        yield beat.moved
+        yield watchdog.moved
     finally:
-        beat.ended.set()
+        watchdog.ended.set()
         thread.join()
 
 
-class _Beat:
+class _Watchdog:
     def __init__(self, spec: LaneSpec, lane: int, give_up: Callable[[], None]) -> None:
         self._spec, self._lane, self._give_up = spec, lane, give_up
         self._after = spec.hosting.stuck_after.total_seconds()
         self._last = time.monotonic()
-        self._telling: Connecting | None = None
+        self._marker: Connecting | None = None
         self.ended = threading.Event()
 
     def moved(self) -> None:
@@ -80,53 +80,53 @@ class _Beat:
 
     def run(self) -> None:
         while not self.ended.wait(POLL):
-            hide_from_planner = time.monotonic() - self._last
-            if hide_from_planner >= 2 * self._after:
-                where = place(sys._current_frames().get(self._lane))
+            idle = time.monotonic() - self._last
+            if idle >= 2 * self._after:
+                where = location(sys._current_frames().get(self._lane))
                 log.error(
                     "the lane ends its process so that Spark starts it again",
                     extra={"lane": self._spec.lane, "stuck": where},
                 )
                 self._give_up()
-            if hide_from_planner < self._after:
-                self._tell_no_more()
-            elif self._telling is None:
-                self._tell()
-            elif self._telling.done():
-                self._see_whether_told(self._telling)
-        self._tell_no_more()
+            if idle < self._after:
+                self._unmark()
+            elif self._marker is None:
+                self._mark()
+            elif self._marker.done():
+                self._check_marker(self._marker)
+        self._unmark()
 
-    def _tell(self) -> None:
+    def _mark(self) -> None:
         frame = sys._current_frames().get(self._lane)
         log.debug("the lane makes no progress", extra={"stack": "".join(traceback.format_stack(frame))})
-        self._telling = Connecting(partial(connect, _url(self._spec), prefix(self._spec) + place(frame)))
+        self._marker = Connecting(partial(connect, _url(self._spec), prefix(self._spec) + location(frame)))
 
-    def _see_whether_told(self, telling: Connecting) -> None:
+    def _check_marker(self, marker: Connecting) -> None:
         try:
-            telling.result()
+            marker.result()
         except (psycopg.Error, OutsparkError) as error:
             log.debug("the database cannot be told where the lane hangs", extra={"error": str(error).strip()})
-            self._telling = None
+            self._marker = None
 
-    def _tell_no_more(self) -> None:
-        if self._telling is not None:
-            self._telling.abandon()
-            self._telling = None
+    def _unmark(self) -> None:
+        if self._marker is not None:
+            self._marker.abandon()
+            self._marker = None
 
 
-def place(frame: FrameType | None) -> str:
+def location(frame: FrameType | None) -> str:
     """`shop.py:12 enrich`: what our code called and did not come back from, or our own place if that is Python's."""
     called = frame
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and not frame.f_code.co_filename.startswith(_OUTSPARK):
         called, frame = frame, frame.f_back
-    if frame is not None and called is not None and _is_pythons(called.f_code.co_filename):
+    if frame is not None and called is not None and _in_standard_library(called.f_code.co_filename):
         called = frame
     if called is None:
         return "an unknown place"
     return f"{Path(called.f_code.co_filename).name}:{called.f_lineno} {called.f_code.co_name}"
 
 
-def _is_pythons(path: str) -> bool:
+def _in_standard_library(path: str) -> bool:
     return path.startswith((_STANDARD, "<frozen")) and "site-packages" not in path
 
 

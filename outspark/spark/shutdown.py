@@ -17,22 +17,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def farewell(within: timedelta) -> Iterator[Callable[[], bool]]:
+def watch_for_shutdown(within: timedelta) -> Iterator[Callable[[], bool]]:
     """Gives a question: has this process been told to end? One that has not ended `within` this time is ended."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked = False
+    requested = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal requested
+        requested = True
         # Nobody handles SIGALRM, so the kernel ends what hangs.
         signal.setitimer(signal.ITIMER_REAL, max(within.total_seconds(), 0.001))
 
     before = {number: signal.signal(number, on_signal) for number in SIGNALS}
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
