@@ -1,6 +1,6 @@
-"""`outspark_attempts`, the small table of ours for contracts whose rows have no room for attempts, and its statements.
+"""The table `outspark_attempts` and its statements, for contracts whose rows have no column for attempts.
 
-It holds a row only for an event that was in flight when its lane vanished.
+It holds a row only for an event that was in flight when its lane crashed or disconnected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from outspark.database.names import TableName
 ATTEMPTS_TABLE = "outspark_attempts"
 
 CREATE = """\
--- How often an event was in flight when its lane vanished: one that kills its lane must come to an end.
+-- How often an event was in flight when its lane crashed: an event that crashes its lane must become dead eventually.
 CREATE TABLE IF NOT EXISTS {attempts_table} (
     source text NOT NULL,
     event_id text NOT NULL,
@@ -23,12 +23,12 @@ CREATE TABLE IF NOT EXISTS {attempts_table} (
 )"""
 
 FORGET = """\
--- These events begin anew.
+-- Reset the attempts of these events.
 DELETE FROM {attempts_table} WHERE source = %(source)s AND event_id = ANY(%(ids)s::text[])"""
 
 
 def attempts_table(outbox: TableName) -> TableName:
-    """It lives beside the outbox, in the same schema."""
+    """The table is in the schema of the outbox."""
     return TableName(ATTEMPTS_TABLE, outbox.schema)
 
 

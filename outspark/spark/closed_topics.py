@@ -1,4 +1,4 @@
-"""What lanes found closed: topics that take nothing and types of events that are paused, as the driver tells of it."""
+"""Topics that accept no messages and event types that are paused, as the lanes report them to the driver."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class ClosedTopics:
-    """By lane, as of the end of its last shift. Safe to use from several threads."""
+    """Closed topics and paused types by lane, as of the end of its last shift. Safe to use from several threads."""
 
     _lanes: dict[int, dict[Item, tuple[float, str]]] = field(default_factory=dict)
     _with_gauge: set[Item] = field(default_factory=set)
-    """What has a gauge, which goes back to 0 when it is open again."""
+    """Items whose gauge was set: it must be set back to 0 when the item is open again."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, lane: int, closed: Iterable[Mapping[str, Any]]) -> None:
         self._lanes[lane] = {_item(one): (one["since"], one["reason"]) for one in closed}
 
     def all(self) -> dict[Item, tuple[float, str]]:
-        """Since when each is closed for any lane, in seconds since 1970, and why."""
+        """Item -> since when it is closed for any lane, in seconds since 1970, and why."""
         every = [(item, found) for lane in list(self._lanes.values()) for item, found in lane.items()]
         return dict(sorted(every, key=lambda one: one[1], reverse=True))
 
@@ -51,7 +51,7 @@ class ClosedTopics:
         ]
 
     def gauge(self, tally: Tally) -> None:
-        # One at a time, so that what an older look saw never overwrites what a newer one did.
+        # One caller at a time: a scrape with an older snapshot must not overwrite the gauges of a newer one.
         with self._lock:
             closed = self.all()
             self._with_gauge.update(closed)
@@ -67,11 +67,11 @@ def _gauge(tally: Tally, item: Item, value: float) -> None:
 
 
 def as_causes(closed: Iterable[Mapping[str, Any]], pending: Callable[[], int]) -> dict[str, dict[str, Any]]:
-    """As causes for the log: one for all topics of a destination, and one for all types of a source."""
+    """Causes for the log: one for all topics of a destination, and one for all types of a source."""
     found: dict[str, list[str]] = {}
     for one in closed:
         item = _item(one)
-        what = "topics take no events" if item.kind == "topic" else "types of events are paused"
+        what = "topics accept no events" if item.kind == "topic" else "types of events are paused"
         found.setdefault(f"{what}: {item.of}", []).append(f"{item.name}: {one['reason']}")
     waiting = pending()
     return {

@@ -1,4 +1,4 @@
-"""The driver's own connections: one per database, opened when needed and again after a loss."""
+"""The driver's own connections: one per database, opened on demand and reopened after an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TIMEOUT = 5.0
-"""Seconds in which a database has to answer before the others' answers go on without it."""
+"""Seconds after which a database that does not answer is reported as failed."""
 
 
 class Databases:
@@ -41,7 +41,7 @@ class Databases:
 
     @contextmanager
     def use(self, url: str) -> Iterator[Connection]:
-        """The connection, for this thread alone; after an error of the database the next one is new."""
+        """The connection, for this thread alone. A database error closes it, and the next use opens a new one."""
         with self._lock_of(url):
             try:
                 yield self._open(url)
@@ -50,12 +50,13 @@ class Databases:
                 raise
 
     def each(self, urls: Mapping[str, str], work: Callable[[str], T]) -> dict[str, T | Exception]:
-        """What `work` answers to each name, all databases at the same time, or why it does not.
+        """Run `work` for each name, all databases in parallel. Name -> its result, or the error.
 
-        One that hangs is left alone with its question; until that has ended, it is not waited for again.
+        A database that hangs keeps its thread busy; later calls fail for it immediately until that query has ended.
         """
         threads = {name: self._thread(url) for name, url in urls.items()}
         submitted = {name: thread.submit(partial(work, name)) for name, thread in threads.items()}
+        # One deadline for all: several databases that hang cost one timeout, not one each.
         until = time.monotonic() + self._timeout
         answers: dict[str, T | Exception] = {}
         for name, future in submitted.items():
@@ -66,9 +67,9 @@ class Databases:
         return answers
 
     def send_stop(self, databases: dict[str, str], channel: str) -> bool:
-        """Tell all lanes to finish, in each database by the name it is known by.
+        """Notify all lanes to stop, through each database (name -> URL).
 
-        False when none could be reached, so that no lane can have heard it.
+        False when no database could be reached, so that no lane has received it.
         """
 
         def say(name: str) -> None:
@@ -78,16 +79,20 @@ class Databases:
         for name, answer in answers.items():
             if answer is not None:
                 level = logging.DEBUG if name in self._unreachable else logging.WARNING
-                log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": line(answer)})
+                log.log(
+                    level,
+                    "the driver could not notify the lanes to stop",
+                    extra={"source": name, "error": line(answer)},
+                )
                 self._unreachable.add(name)
         return any(answer is None for answer in answers.values())
 
     def lanes_at_work(self, databases: dict[str, str], number: int) -> set[int]:
-        """The lanes that hold a baton of this class. A database that does not answer holds none."""
+        """The lanes that hold a baton of this lock class. Databases that do not answer are left out."""
         return {int(lane) for lane in self.query(databases, control.HELD_BATONS, {"class": number})}
 
     def query(self, databases: dict[str, str], statement: str, parameters: dict[str, Any]) -> list[str]:
-        """The first column of what all databases answer; one that is away answers nothing."""
+        """The first column of the rows of all databases. Databases that do not answer are left out."""
 
         def first_column(url: str) -> list[str]:
             with self.use(url) as conn:
@@ -96,23 +101,26 @@ class Databases:
         found: list[str] = []
         for answer in self.each({url: url for url in databases.values()}, first_column).values():
             if isinstance(answer, Exception):
-                log.debug("the database could not be submitted", extra={"error": line(answer)})
+                log.debug("the driver could not query the database", extra={"error": line(answer)})
             else:
                 found += answer
         return found
 
     def close(self) -> None:
-        """What hangs is left to end with the process."""
+        """Close all idle connections. A query that hangs ends with the process."""
         with self._lock:
             threads, self._threads = self._threads, {}
         for thread in threads.values():
             thread.close()
         for url in list(self._connections):
+            # A query that hangs holds the lock of its database, so do not wait for it.
             if self._lock_of(url).acquire(blocking=False):
                 self._forget(url)
                 self._lock_of(url).release()
 
     def _lock_of(self, url: str) -> threading.RLock:
+        # Two levels: `_lock` guards the dictionaries for an instant, the lock of a URL guards its connection for as
+        # long as a query takes.
         with self._lock:
             return self._locks.setdefault(url, threading.RLock())
 
@@ -123,7 +131,7 @@ class Databases:
             return self._threads[url]
 
     def _notify(self, url: str, channel: str, message: str) -> None:
-        """A connection that was kept may have died since, so its failure says nothing about the database."""
+        """Send a NOTIFY. A kept connection may have died while idle, so its failure is retried on a new one."""
         if url in self._connections:
             with suppress(psycopg.Error, OutsparkError), self.use(url) as conn:
                 control.notify(conn, channel, message)

@@ -1,4 +1,4 @@
-"""An inbox as a Spark application: it takes messages in, handles them, or both."""
+"""An inbox as a Spark application: it consumes messages, handles events, or both."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from outspark.spark.preflight import Preflight
 
 CHECK_TIMEOUT = 2.0
 TASK_NEEDS: dict[Task, str] = {"consume": "INSERT", "handle": "UPDATE"}
-"""What each needs besides SELECT."""
+"""Task -> the privilege that it needs besides SELECT."""
 
 
 class InboxApp(SparkApplication):
-    """The lanes of some inboxes. `tasks` are what they do: "consume", "handle" or both."""
+    """The lanes of the named inboxes. `tasks` says what the lanes do: "consume", "handle" or both."""
 
     kind = "inbox"
 
@@ -66,7 +66,7 @@ class InboxApp(SparkApplication):
         ]
 
     def drained(self) -> bool:
-        """Nothing waits for its handler, but for what is scheduled for later."""
+        """True when no type is paused, no event is in flight and all pending ones are scheduled or in backoff."""
         every = self._stats().values()
         return not any(self._paused().values()) and all(
             isinstance(one, Stats) and one.pending == one.scheduled + one.backoff and not one.delivering
@@ -103,7 +103,7 @@ class InboxApp(SparkApplication):
             refuse_errors(table, check_table(conn, table, inbox=True))
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:
-        """To open a feed finds out about wrong options; whether its broker answers, only a check."""
+        """Opening a feed validates its options; only `check` connects to the broker."""
         if "consume" not in self._tasks or inbox.feed is None:
             return
         feed = open_feed(inbox.feed, inbox.group, f"{self.settings.relay.id}-{name}-check")
@@ -137,7 +137,7 @@ class InboxApp(SparkApplication):
         self._counting.close()
 
     def _paused(self) -> dict[str, list[PausedType]]:
-        """What workers have paused in each inbox that is handled here, and that can be asked now."""
+        """Paused event types of each inbox that this application handles. Databases that do not answer are left out."""
         if "handle" not in self._tasks:
             return {}
         guarded = {

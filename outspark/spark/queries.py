@@ -1,4 +1,4 @@
-"""Asks databases, each in a thread of its own, and waits only so long: one that hangs delays no other."""
+"""Queries with a deadline: each database has its own thread, so a database that hangs delays no other."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class DatabaseTimeout(OutsparkError):
-    """It has been submitted, and does not answer."""
+    """The database has not answered a query within the timeout."""
 
 
 class QueryThread:
-    """One thing after the other, in one thread that never keeps the process from ending."""
+    """Runs work in order in one daemon thread, so work that hangs never keeps the process from exiting."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._busy_since: float | None = None
-        """When the thing that is being submitted now was begun."""
+        """When the current work began, on the monotonic clock; None while the thread is idle."""
         threading.Thread(target=self._run, name="outspark-queries", daemon=True).start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -33,13 +33,19 @@ class QueryThread:
         return future
 
     def result(self, future: Future[T], until: float, timeout: float) -> T:
-        """What the work answered or raised; DatabaseTimeout when it takes longer than that, or what came before it."""
+        """What the work returned or raised. DatabaseTimeout when it is not done by `until`.
+
+        DatabaseTimeout too when earlier work has occupied the thread for `timeout` seconds.
+        """
+        # Only the worker thread writes `_busy_since`, and one attribute read is atomic: no lock is needed. A stale
+        # value only makes this call wait for longer or shorter, never for more than `until`.
         since = self._busy_since
         if since is not None:
             until = min(until, since + timeout)
         try:
             return future.result(max(until - time.monotonic(), 0.0))
         except TimeoutError:
+            # Work that has not begun is dropped, so work for a hanging database does not pile up.
             future.cancel()
             raise DatabaseTimeout(f"the database has not answered for {timeout:g} s") from None
 
@@ -54,6 +60,6 @@ class QueryThread:
             self._busy_since = time.monotonic()
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - whoever submitted gets it
+            except BaseException as error:  # noqa: BLE001 - `result` raises it in the caller's thread
                 future.set_exception(error)
             self._busy_since = None

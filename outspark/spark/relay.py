@@ -32,7 +32,7 @@ class RelayApp(SparkApplication):
         self.closed = ClosedTopics()
         self._lane_problems: dict[int, list[str]] = {}
         self._has_problems = False
-        """Was something wrong when readiness was last asked for?"""
+        """Did the last readiness check report a problem?"""
         super().__init__(settings, instance, specs)
 
     @property
@@ -46,8 +46,8 @@ class RelayApp(SparkApplication):
         return found
 
     def stuck(self) -> list[str]:
-        told = [problem for problems in list(self._lane_problems.values()) for problem in problems]
-        return [] if self._has_problems else self.monitor.stuck(told)
+        reported = [problem for problems in list(self._lane_problems.values()) for problem in problems]
+        return [] if self._has_problems else self.monitor.stuck(reported)
 
     def drained(self) -> bool:
         return self.monitor.drained()
@@ -91,7 +91,7 @@ class RelayApp(SparkApplication):
         }
 
     def _watch_progress(self, stopping: threading.Event) -> None:
-        """Looks between requests, too: that nothing moves is only seen from look to look."""
+        """Check progress also between HTTP requests: a stall shows only when two checks see the same event waiting."""
         while not stopping.wait(self.monitor.poll_interval):
             if self._has_problems or self.closed.all():
                 self.monitor.forget()
@@ -100,7 +100,7 @@ class RelayApp(SparkApplication):
 
     def _ended(self, *, all_lanes: bool) -> None:
         if all_lanes and self._threads:
-            # While a lane may still be publishing, the lock has to run out by itself.
+            # While a lane may still be publishing, the ShedLock row must expire by itself.
             self.monitor.release_locks()
         self.monitor.close()
 

@@ -1,7 +1,7 @@
-"""A lane's process is told to end: the lane finishes its batch and gives its slots back first.
+"""Graceful shutdown of a worker process: on a signal, its lane finishes the batch and releases its slots first.
 
-Spark's Python daemon ends its workers with SIGHUP, for instance when the JVM is gone, and a supervisor may send SIGTERM
-to every process of a service. Both would end a lane in the middle of a batch.
+Spark's Python daemon ends its workers with SIGHUP, for instance when the JVM has exited, and a supervisor may send
+SIGTERM to every process of a service. By default, both would kill a lane in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def watch_for_shutdown(within: timedelta) -> Iterator[Callable[[], bool]]:
-    """Gives a question: has this process been told to end? One that has not ended `within` this time is ended."""
+    """Yields a function that tells whether a shutdown was requested. `within` this time the process is killed.
+
+    Signal handlers work in the main thread only; in any other thread the function answers False.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
@@ -27,7 +30,7 @@ def watch_for_shutdown(within: timedelta) -> Iterator[Callable[[], bool]]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal requested
         requested = True
-        # Nobody handles SIGALRM, so the kernel ends what hangs.
+        # SIGALRM has no handler, so the kernel kills a process that hangs, even in C code that holds the GIL.
         signal.setitimer(signal.ITIMER_REAL, max(within.total_seconds(), 0.001))
 
     before = {number: signal.signal(number, on_signal) for number in SIGNALS}
