@@ -71,5 +71,5 @@ def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None
         thread.join()
         databases.close()
     assert len(after) > len("an unknown place after: ")
-    assert harness.startswith("test_beat.py:")
+    assert harness.startswith("test_watchdog.py:")
     assert harness.endswith(" hang")
