@@ -1,4 +1,4 @@
-"""When a failed event comes back, and when it is dead."""
+"""The delay before a failed event is tried again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def delay(
     jitter: float,
     rng: random.Random | None = None,
 ) -> timedelta:
-    """Wait before the next try after `failures` failures: base x 2^(failures-1), capped, plus up to `jitter` of it.
+    """Delay before the next try after `failures` failures: base x 2^(failures-1), capped, plus up to `jitter` of it.
 
     With base 1 s, cap 24 h and no jitter: 1 s after the first failure, 16 s after the fifth, 18 h 12 min after the
     seventeenth, 24 h from the eighteenth on. Jitter 0.15 makes the 16 s anything from 16 s to 18.4 s.

@@ -5,20 +5,20 @@ OutsparkError
 ├── ExtraMissing           a part needs a package that is not installed
 ├── EventInvalid           an event cannot be enqueued or published as it is
 │   └── HeadersInvalid     headers are not a JSON object
-├── TransactionRequired    a message was to be sent outside a transaction, or where its commit cannot be seen
-├── DatabaseRefused        a database refuses what no waiting can mend: a password, a name, a privilege
+├── TransactionRequired    a message was sent outside a transaction, or in one whose commit cannot be observed
+├── DatabaseRefused        a database refuses access, and a retry cannot help: a password, a name, a privilege
 ├── TableInvalid           the table does not fulfil its contract
-├── SlotsTableMissing      `outspark_slots` is not there and may not be created
-├── DeliveriesTableMissing `outspark_deliveries` is not there, and a route has several destinations
-├── PoolerDetected         a transaction pooler stands between the relay and PostgreSQL
-├── ServerTooOld           PostgreSQL is older than what is supported
-├── PartitionMissing       a partitioned table has no partition for what happens now
-├── HandlerInvalid         a handler cannot be called with what an inbox has to give
-├── FeedFailed             a broker that messages are taken from does not answer, or refuses
-├── HandlerHung            handlers of this process hang, and it should be started again
-├── RetryLater                 raised by a handler: the event is sound, try it again later
-├── Reject                 raised by a handler: the event can never pass
-├── OwnershipLost          the slots of a lane belong to somebody else now
+├── SlotsTableMissing      `outspark_slots` does not exist and may not be created
+├── DeliveriesTableMissing `outspark_deliveries` does not exist, and a route has several destinations
+├── PoolerDetected         a transaction pooler is between the relay and PostgreSQL
+├── ServerTooOld           PostgreSQL is older than the oldest supported version
+├── PartitionMissing       a partitioned table has no partition for the present time
+├── HandlerInvalid         a handler's parameters or patterns do not fit an inbox
+├── FeedFailed             the broker of an inbox does not answer, or refuses a request
+├── HandlerHung            handlers of this process hang, so the process has to be restarted
+├── RetryLater             raised by a handler: the event is valid, try it again later
+├── Reject                 raised by a handler: the event can never succeed
+├── OwnershipLost          another owner has taken the slots of a lane
 ├── SparkLost              the Spark application ended under the relay
 ├── DestinationError       a destination cannot be used as it is configured
 │   └── DestinationDown    a destination does not answer now, and may later
@@ -31,7 +31,7 @@ from typing import Any
 
 
 class OutsparkError(Exception):
-    """Root of the tree. Arguments are the message parts, so that pickle can rebuild every subclass."""
+    """Root of the tree. `args` are the constructor's arguments, so that pickle can rebuild every subclass."""
 
 
 class SettingsError(OutsparkError):
@@ -66,11 +66,11 @@ class TransactionRequired(OutsparkError):
 
 
 class DatabaseRefused(OutsparkError):
-    """The message says what was refused, and what to do where that is known."""
+    """The message says what the database refused and, where known, what to do about it."""
 
 
 class TableInvalid(OutsparkError):
-    """The message lists what the table lacks and the statement that mends it."""
+    """The message lists what the table lacks, each with the statement that fixes it."""
 
 
 class SlotsTableMissing(OutsparkError):
@@ -97,7 +97,7 @@ class DeliveriesTableMissing(OutsparkError):
 
 
 def _pasteable(statement: str) -> str:
-    """Without its comments: where an error is written as one line, the first would swallow the rest."""
+    """The statement without its comments: in an error on one line, the first `--` would hide the rest."""
     kept = [line for line in statement.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(kept).rstrip(";") + ";"
 
@@ -105,7 +105,7 @@ def _pasteable(statement: str) -> str:
 class PoolerDetected(OutsparkError):
     def __str__(self) -> str:
         return (
-            "a transaction pooler stands between the relay and PostgreSQL, and slot ownership needs a session "
+            "a transaction pooler is between the relay and PostgreSQL, and slot ownership needs a session "
             "of its own. Connect the relay to PostgreSQL directly (or to a session pool); services may keep "
             "using the pooler"
         )
@@ -138,17 +138,17 @@ class HandlerInvalid(OutsparkError):
 
 
 class FeedFailed(OutsparkError):
-    """A broker that messages are taken from does not answer, or refuses what was asked of it."""
+    """The broker that an inbox consumes from does not answer, or refuses a request."""
 
 
 class HandlerHung(OutsparkError):
-    """Too many handlers did not come back in their time; their threads live until the process ends."""
+    """Too many handlers exceeded their timeout; their threads live until the process exits."""
 
 
 class RetryLater(OutsparkError):
-    """For handlers to raise when something else is at fault: no attempt is counted, and the event comes back.
+    """A handler raises this when something else than the event is at fault: no attempt is counted.
 
-    `after` is when to try again, in seconds; without it the inbox's backoff decides.
+    `after` is the delay before the next try, in seconds; without it the inbox's backoff decides.
     """
 
     def __init__(self, reason: str, after: float | None = None) -> None:
@@ -160,17 +160,17 @@ class RetryLater(OutsparkError):
 
 
 class Reject(OutsparkError):
-    """For handlers to raise when trying again cannot help: the event is dead at once, with this message."""
+    """A handler raises this when a retry cannot help: the event is dead immediately, with this message."""
 
 
 class OwnershipLost(OutsparkError):
-    """A lane's slots were taken by another owner; what it had in flight was not settled."""
+    """Another owner took a lane's slots; the lane did not settle its events in flight."""
 
 
 class SparkLost(OutsparkError):
     def __str__(self) -> str:
         return (
-            "the Spark application has ended under the relay, so nothing hosts its lanes any more; nothing is lost. "
+            "the Spark application has ended under the relay, so its lanes have stopped; no event is lost. "
             "Start the relay again"
         )
 
@@ -180,7 +180,7 @@ class DestinationError(OutsparkError):
 
 
 class DestinationDown(DestinationError):
-    """Nothing is wrong with the events: they wait until the destination answers again."""
+    """The events are valid: they wait until the destination answers again."""
 
 
 class ServerStartError(OutsparkError):

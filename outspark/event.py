@@ -1,4 +1,4 @@
-"""What travels: `Event` is one outbox row in the same form for every contract, `Message` is what a publisher sends."""
+"""`Event` is one outbox row, in the same form for every contract; `Message` is what a publisher sends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outspark.headers import Stored
 
 @dataclass(slots=True)
 class Event:
-    """One claimed row. `id` is the row's, as text; `headers` is whatever JSON it holds.
+    """One claimed row. `id` is the row's id as text; `headers` is the row's JSON, of any type.
 
     A `key` of bytes that are not UTF-8 carries them as surrogate escapes, as file names do in Python.
     Not frozen: a lane builds hundreds of thousands of these, and a frozen dataclass costs three times as much.
@@ -26,19 +26,19 @@ class Event:
     attempts: int
     created_at: datetime
     order_key: str | None = None
-    """What order is kept by: the key, or what stands in for it where the contract orders events without one."""
+    """Events of equal `order_key` stay in order: the key, or a substitute where the contract orders keyless events."""
     cluster: str | None = None
     """The destination that the event itself asks for."""
     message_id: str | None = None
-    """What consumers know it by, where that is not the id of its row."""
+    """The id that consumers see, where it differs from the id of the row."""
     topic: str | None = None
     """The topic that the event itself asks for."""
     max_attempts: int | None = None
-    """How many failures make this one dead, where the row says so."""
+    """How many failures make this event dead, where the row sets it."""
     aggregate: tuple[str, str] | None = None
-    """Type and id of what the event is about, where the contract has them."""
+    """Type and id of the aggregate that the event is about, where the contract has them."""
     stored: Stored = ()
-    """Headers that the contract keeps beside the event as bytes; they go before the others."""
+    """Headers that the contract stores as bytes; they are sent before `headers`."""
 
 
 @dataclass(slots=True)
@@ -53,4 +53,4 @@ class Message:
     order_key: str | None = None
     """Messages of the same order key must not overtake each other; None may go in any order."""
     stored: Stored = ()
-    """Headers that go before the others, as they are; only for a publisher that keeps them."""
+    """Headers as bytes, sent unchanged before the others; only for a publisher that supports them."""

@@ -1,4 +1,4 @@
-"""Headers as brokers carry them: as text, as stored bytes, and the content type among them."""
+"""Headers in the forms that brokers carry: text or bytes; and the content type among them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_json_type(value: str) -> bool:
 
 
 Stored = Sequence[tuple[str, bytes | None]]
-"""Headers as Kafka has them: in order, of bytes; a name may be there twice, and a value may be null."""
+"""Headers in Kafka's form: ordered pairs with values of bytes; a name may occur twice, and a value may be null."""
 
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -60,7 +60,7 @@ def wire_headers(headers: Any) -> Mapping[str, str]:
 
 
 def text_headers(stored: Stored, others: Mapping[str, str]) -> dict[str, str]:
-    """All headers for a destination that has text, and one of a name; EventInvalid for what would be lost there."""
+    """All headers for a destination with unique names and text values; EventInvalid for what it cannot represent."""
     found: dict[str, str] = {}
     for name, value in stored:
         if name in found or name in others:

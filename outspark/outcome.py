@@ -1,4 +1,4 @@
-"""What became of one event. A publisher answers with one outcome per message; settle writes them down."""
+"""The outcome of one event. A publisher answers with one outcome per message; settle writes it to the table."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from datetime import timedelta
 from typing import Final, Literal
 
 DeadKind = Literal["topic", "permission", "size", "other"]
-"""What is wrong with a dead event: there is no such topic, we may not use it, it is too large, or something else."""
+"""Why an event is dead: its topic does not exist or access to it is denied, the event is too large, or other."""
 
 TopicFault = Literal["missing", "forbidden", "full"]
-"""What is wrong with a topic: it does not exist, we may not write to it, or it takes no more."""
+"""Why a topic accepts nothing: it does not exist, access to it is denied, or it is full."""
 
 KIND_OF_FAULT: Final[Mapping[TopicFault, DeadKind]] = {"missing": "topic", "forbidden": "permission"}
-"""What an event dies of where it does not wait for its topic. A full topic kills nothing."""
+"""Fault of a topic -> kind of its dead events, where events do not wait for the topic. A full topic kills none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The broker acknowledged it."""
+    """The broker acknowledged the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A transform dropped it on purpose. Final, counted apart."""
+    """A transform dropped the event on purpose. Final, and counted separately."""
 
     reason: str = "dropped by transform"
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It may pass later. `counted` is False when the destination, not the event, is at fault.
+    """A later try may succeed. `counted` is False when the destination, not the event, is at fault.
 
-    `after` is the destination's own wish (a Retry-After); without it the contract's backoff decides. With a `fault`
-    one topic is to blame, and the rest of the destination is sound. `topic` is the one whose breaker is open.
+    `after` is a delay that the destination requested (a Retry-After); without it the contract's backoff decides. With
+    a `fault` only one topic fails, and the rest of the destination is healthy. `topic` has an open breaker.
     """
 
     error: str
@@ -45,13 +45,13 @@ class Retry:
 
     @classmethod
     def of_topic(cls, fault: TopicFault, error: str) -> Retry:
-        """What a publisher answers when a topic, not the event and not the whole destination, is at fault."""
+        """The answer of a publisher when one topic is at fault, not the event and not the whole destination."""
         return cls(error, counted=False, fault=fault)
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """It can never pass, or its attempts ran out. Final until it is requeued."""
+    """The event can never succeed, or its attempts ran out. Final until it is requeued."""
 
     error: str
     kind: DeadKind = "other"
@@ -59,7 +59,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An earlier event of its key did not pass, so it waits behind it. No attempt is counted."""
+    """An earlier event of the same key did not succeed, so this one waits behind it. No attempt is counted."""
 
 
 Outcome = Delivered | Skipped | Retry | Dead | Held
@@ -69,5 +69,5 @@ HELD: Final = Held()
 
 
 def all_delivered(outcomes: Sequence[Outcome]) -> bool:
-    """True of most batches, so this is asked first: one pass in C instead of a look at each outcome."""
+    """True for most batches, so callers check it first: one loop in C instead of a `match` per outcome."""
     return outcomes.count(DELIVERED) == len(outcomes)

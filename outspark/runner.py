@@ -1,4 +1,4 @@
-"""Runs a relay or an inbox as a process: server beside it, signals, and an exit code."""
+"""Runs a relay or an inbox as a process, with its HTTP server, signal handlers and exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, *, until_empty: bool = False) -> int:
-    """Relay until a signal says stop, or with `until_empty` until nothing is due any more. The exit code."""
+    """Run a relay until a signal arrives, or with `until_empty` until no event is due. Returns the exit code."""
     logs.configure(settings.log)
     require_ends(settings)
     with ExitStack() as stack:
@@ -36,7 +36,7 @@ def run(settings: Settings, *, until_empty: bool = False) -> int:
 def run_inbox(
     settings: Settings, names: Sequence[str], tasks: Sequence[Task], *, until_empty: bool = False
 ) -> int:
-    """Take messages in, handle them, or both, until a signal says stop."""
+    """Run the lanes of inboxes until a signal arrives. Returns the exit code."""
     logs.configure(settings.log)
     with ExitStack() as stack:
         return _run(InboxApp(settings, names, tasks), stack, until_empty)
@@ -54,7 +54,7 @@ def _run(app: SparkApplication, stack: ExitStack, until_empty: bool) -> int:
     except Exception:
         if not stop.asked:
             raise
-        # Who tells us to end may have told what we were starting, too.
+        # The signal may have reached the whole process group, and ended what was starting.
         log.info("stopped before the start was complete", exc_info=log.isEnabledFor(logging.DEBUG))
     # Spark takes over SIGINT while its session starts.
     stop.listen()
@@ -68,7 +68,7 @@ def _run(app: SparkApplication, stack: ExitStack, until_empty: bool) -> int:
 
 
 def _with_stdout(settings: Settings, stack: ExitStack) -> Settings:
-    """Lanes have no stdout of their own, so those on this machine write through a funnel into ours."""
+    """Spark's workers have no stdout of their own, so lanes on this machine write to this process's by a funnel."""
     if not settings.hosting.master.startswith("local"):
         return settings
     plain = {
@@ -94,10 +94,10 @@ def _serve(app: SparkApplication) -> ServerThread | None:
 
 
 class _Stop:
-    """Asked for by a signal, and at once by a second one.
+    """The first signal requests a graceful stop, the second one exits immediately.
 
-    A signal may come while the one before is being answered, so that is noted before anything else, and
-    without a lock: an Event's may be held by what was interrupted.
+    A second signal may interrupt the handler of the first, so `asked` is set before anything else. It is a plain
+    attribute and not an Event, because the interrupted code might hold the Event's lock.
     """
 
     asked = False

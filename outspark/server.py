@@ -1,9 +1,9 @@
 """Health, stats and metrics over HTTP, beside the relay.
 
-/healthz   200 while the loops are alive, else 503
+/healthz   200 while all lanes are alive, else 503 with the reasons
 /readyz    200 while sources can be claimed from, events move and destinations answer, else 503 with the reasons
 /stats     the state of sources, lanes and destinations as JSON
-/metrics   everything counted, for Prometheus
+/metrics   all metrics, for Prometheus
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ except ImportError as error:
 
 INDEX = f"""outspark {__version__}
 
-/healthz   are the loops alive
-/readyz    can sources be claimed from, do events move, do destinations answer
-/stats     sources, lanes and destinations, as JSON
-/metrics   for Prometheus
+/healthz   200 while all lanes are alive
+/readyz    200 while sources can be claimed from, events move and destinations answer
+/stats     state of sources, lanes and destinations, as JSON
+/metrics   all metrics, for Prometheus
 """
 
 
 class StatusView(Protocol):
-    """What the server needs to know of a running relay. Called from several threads; may block on I/O."""
+    """What the server asks of a running relay or inbox. Called from several threads; methods may block on I/O."""
 
     def healthy(self) -> list[str]:
-        """What is wrong with the loops; empty when they are alive."""
+        """Problems of the lanes; empty when all are alive."""
         ...
 
     def ready(self) -> list[str]:
-        """What keeps events from moving, and why: a database, a destination, a topic. Empty when all is well."""
+        """Databases, destinations and topics that keep events from moving, and why. Empty when all are healthy."""
         ...
 
     def stuck(self) -> list[str]:
-        """Where all is well by `ready` and events get nowhere. Costs nothing: it is looked for all the time."""
+        """Sources whose events do not move although `ready` finds no problem. Cheap: a background thread checks it."""
         ...
 
     def stats(self) -> dict[str, Any]:
-        """Plain JSON: what to show to a person or a script."""
+        """The state for people and scripts, as plain JSON."""
         ...
 
     def metrics(self) -> Tally: ...
 
 
 def create_app(view: StatusView, check_interval: timedelta = timedelta(seconds=5)) -> Starlette:
-    """Readiness is asked of the view at most once per `check_interval`, whatever the number of probes."""
+    """The web application. `view.ready` runs at most once per `check_interval`, however many probes there are."""
     ready = Cached(view.ready, check_interval)
 
     def index(request: Request) -> Response:
@@ -83,20 +83,20 @@ def create_app(view: StatusView, check_interval: timedelta = timedelta(seconds=5
     def metrics(request: Request) -> Response:
         return Response(exposition(view.metrics()), media_type=CONTENT_TYPE_LATEST)
 
-    # Plain functions run in Starlette's thread pool: a view that waits for a database blocks nobody else.
+    # Starlette runs plain functions in its thread pool, so a view that waits for a database blocks no other request.
     handlers = {"/": index, "/healthz": healthz, "/readyz": readyz, "/stats": stats, "/metrics": metrics}
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
 
 
 def exposition(tally: Tally) -> bytes:
-    """The text that Prometheus scrapes."""
+    """The tally in the text format of Prometheus."""
     registry = CollectorRegistry()
     registry.register(_TallyCollector(tally))
     return generate_latest(registry)
 
 
 class Cached:
-    """Calls `check` at most once per interval; callers that come meanwhile wait and share its answer."""
+    """Calls `check` at most once per interval; callers that arrive meanwhile wait and share its answer."""
 
     def __init__(self, check: Callable[[], list[str]], interval: timedelta) -> None:
         self._check, self._interval = check, interval.total_seconds()
@@ -113,7 +113,7 @@ class Cached:
 
 
 class ServerThread:
-    """Serves an app from a thread of its own; `port` is the one really bound."""
+    """Serves an app from a thread of its own; `port` is the port that was really bound."""
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
         self._socket = _bind(host, port)
@@ -129,7 +129,7 @@ class ServerThread:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Open requests may finish; harmless when not started."""
+        """Let open requests finish, then stop. Harmless when not started."""
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout)

@@ -1,6 +1,6 @@
-"""Why TLS did not come about, in words that say whose certificate is wrong and how.
+"""Explains why a TLS handshake failed: whose certificate is wrong, and how.
 
-Clients lose the reason on their way, so `probe` asks the server again: one handshake in which nothing is sent.
+Client libraries lose the reason, so `tls_verdict` asks the server again: a handshake after which nothing is sent.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _VERIFY_CODES = {
     62: _WRONG_NAME,
     64: _WRONG_NAME,
 }
-REFUSES_OURS = "the server refuses our client certificate"
-# Parts of OpenSSL's reasons, in this order: most of them are alerts that the server sent.
+REFUSES_OURS = "the server refuses the client certificate"
+# Substrings of OpenSSL's reasons; the first match wins. Most of them are alerts that the server sent.
 _REASONS = {
     "CERTIFICATE_REQUIRED": NO_CLIENT_CERTIFICATE,
     "ALERT_CERTIFICATE_EXPIRED": f"{REFUSES_OURS}: it has expired",
@@ -38,7 +38,7 @@ _REASONS = {
     "ALERT_CERTIFICATE_UNKNOWN": REFUSES_OURS,
     "ALERT_UNSUPPORTED_CERTIFICATE": REFUSES_OURS,
     "ALERT_HANDSHAKE_FAILURE": "the server found no TLS version or cipher in common, or asks for a client certificate",
-    "ALERT_PROTOCOL_VERSION": "the server speaks no version of TLS that we do",
+    "ALERT_PROTOCOL_VERSION": "the server and this client have no version of TLS in common",
     "WRONG_VERSION_NUMBER": NOT_OFFERED,
     "HTTP_REQUEST": NOT_OFFERED,
 }
@@ -46,11 +46,11 @@ _SOURCE_LINE = re.compile(r"\.? \(_ssl\.c:\d+\)")
 
 
 def tls_fault(error: BaseException) -> str | None:
-    """What went wrong with TLS, where that is the cause of this error; OpenSSL's own words come after ours."""
+    """The TLS fault that caused this error, followed by OpenSSL's own words; None when TLS is not the cause."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            ours = _VERIFY_CODES.get(cause.verify_code, "the server's certificate is not trusted")
-            return f"TLS: {ours} ({_said(cause)})"
+            fault = _VERIFY_CODES.get(cause.verify_code, "the server's certificate is not trusted")
+            return f"TLS: {fault} ({_said(cause)})"
         if isinstance(cause, ssl.SSLError) and (reason := _reason(cause)):
             return f"TLS: {reason} ({_said(cause)})"
     return None
@@ -61,12 +61,12 @@ def _reason(error: ssl.SSLError) -> str | None:
 
 
 def _said(error: ssl.SSLError) -> str:
-    """OpenSSL's own words, without the line of Python's source that they came by."""
+    """OpenSSL's own words, without the source line of Python's ssl module."""
     return _SOURCE_LINE.sub("", str(error.args[-1]))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """It, and what led to it, for as far as Python knows."""
+    """The error and its chain of causes and contexts."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -76,7 +76,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 _TIMEOUT: Final = 2.0
-# How long the server's verdict on our certificate may take, once the handshake is through on our side.
+# Seconds to wait for an alert: in TLS 1.3 the client's handshake ends before the server checks the client certificate.
 _VERDICT: Final = 0.5
 
 
@@ -87,9 +87,9 @@ def tls_verdict(
     begin: Callable[[socket.socket], None] | None = None,
     name: str | None = None,
 ) -> str | None:
-    """None where no fault of TLS is found. `begin` says what a protocol wants to hear before the handshake.
+    """The fault of a TLS handshake with this server, or None. `begin` sends what a protocol needs before the handshake.
 
-    `name` is what the certificate must name, where that is not the host.
+    `name` is the name that the certificate must have, if it is not the host.
     """
     try:
         with socket.create_connection((host, port), _TIMEOUT) as plain:

@@ -1,4 +1,4 @@
-"""Time-ordered ids (RFC 9562, version 7) that rise within a process, also inside one millisecond.
+"""Time-ordered ids (RFC 9562, version 7) that increase within a process, also inside one millisecond.
 
 48 bits milliseconds │ version 7 │ 12 bits counter, high │ variant │ 30 bits counter, low │ 32 bits random
 """
@@ -22,7 +22,7 @@ def _milliseconds() -> int:
 
 
 class Uuid7:
-    """A source of ids, each greater than the one before, even when the clock stands still or goes back."""
+    """Generates ids, each greater than the one before, even when the clock stands still or goes back."""
 
     def __init__(self, clock: Callable[[], int] = _milliseconds) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class Uuid7:
         self._time = -1
         self._counter = 0
         self._random: list[int] = []
-        """Drawn ahead: asking the system for each id would take longer than all the rest."""
+        """Random words drawn in advance: one system call per id would cost more than all the rest."""
 
     def __call__(self) -> UUID:
         with self._lock:
@@ -51,7 +51,7 @@ class Uuid7:
             self._restart(self._time + 1)
 
     def _restart(self, time: int) -> None:
-        # The top bit stays free: a millisecond has room for 2 x 10^12 more ids wherever the count starts.
+        # The counter starts below its top bit, so a millisecond has room for at least 2 x 10^12 more ids.
         self._time, self._counter = time, secrets.randbits(_COUNTER_BITS - 1)
 
 
@@ -67,5 +67,5 @@ def _renew() -> None:
     _source = Uuid7()
 
 
-# A forked child would go on with its parent's counter, and wait for ever if the lock was held at that moment.
+# A forked child would repeat its parent's ids, and deadlock if another thread held the lock at the fork.
 os.register_at_fork(after_in_child=_renew)

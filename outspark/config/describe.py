@@ -1,4 +1,4 @@
-"""What a setting allows, in words, read from its own type: for error messages and for the reference."""
+"""Describes in words what a setting allows, from its type: for error messages and for the reference."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def field_at(path: Sequence[str | int]) -> FieldInfo | None:
-    """The setting that the path leads to; an item of a list counts as one."""
+    """The setting that the path leads to; an item of a list counts as a setting."""
     model = model_at(path[:-1])
     if model is not None:
         return fields_of(model).get(str(path[-1]))
@@ -64,7 +64,7 @@ def is_list(field: FieldInfo) -> bool:
 
 
 def _given(annotation: Any) -> Any:
-    """The type that a setting has when it is not left out."""
+    """The type of a setting without `None`."""
     if get_origin(annotation) in (Union, types.UnionType):
         return next(arg for arg in get_args(annotation) if arg is not type(None))
     return annotation

@@ -1,6 +1,6 @@
-"""Settings from environment variables: our own `OUTSPARK__SECTION__KEY`, and those of an Open Outbox Relay.
+"""Settings from environment variables: `OUTSPARK__SECTION__KEY`, and the variables of an Open Outbox Relay.
 
-The second form lets a deployment of that relay run Outspark unchanged: it makes one source and one
+The second form lets a deployment of that relay run Outspark unchanged: its variables define one source and one
 destination, both called `default`.
 """
 
@@ -17,7 +17,7 @@ from outspark.config.layers import Given, Layer, Path
 OWN_PREFIX = "OUTSPARK__"
 DEFAULT = "default"
 
-# Variables of an Open Outbox Relay that mean the same as a setting of ours.
+# Variables of an Open Outbox Relay that have the meaning of one of Outspark's settings.
 OPEN_OUTBOX: dict[str, Path] = {
     "STORAGE_URL": ("sources", DEFAULT, "url"),
     "STORAGE_TABLE_NAME": ("sources", DEFAULT, "table"),
@@ -33,13 +33,13 @@ OPEN_OUTBOX: dict[str, Path] = {
     "RELAY_ID": ("relay", "id"),
     "HEALTH_CHECK_INTERVAL": ("server", "health_check_interval"),
 }
-# NATS_CONNECTION_TIMEOUT has no counterpart: connecting counts towards the publish timeout here.
+# NATS_CONNECTION_TIMEOUT has no counterpart: in Outspark, connecting counts towards the publish timeout.
 NATS: dict[str, Path] = {"NATS_PUBLISH_TIMEOUT": ("destinations", DEFAULT, "publish_timeout")}
 REDIS: dict[str, Path] = {
     "REDIS_WRITE_TIMEOUT": ("destinations", DEFAULT, "publish_timeout"),
     "REDIS_CONNECTION_TIMEOUT": ("destinations", DEFAULT, "options", "connect_timeout"),
 }
-# A batch goes out whole and at once here, and is retried until the publish timeout, so KAFKA_BATCH_SIZE,
+# Outspark sends a batch whole and immediately, and retries it until the publish timeout, so KAFKA_BATCH_SIZE,
 # KAFKA_BATCH_TIMEOUT, KAFKA_MAX_ATTEMPTS, KAFKA_READ_TIMEOUT and KAFKA_CONNECTION_TIMEOUT have no counterpart.
 KAFKA: dict[str, Path] = {
     "KAFKA_WRITE_TIMEOUT": ("destinations", DEFAULT, "publish_timeout"),
@@ -60,9 +60,9 @@ NEED_URL = {
     "redis": "redis://host:6379",
     "http": "https://host/path",
 }
-"""Types that need a URL, with an example."""
+"""Destination types that need a URL -> an example."""
 
-# Understood by pgx, the driver of that relay, and refused by libpq.
+# URL parameters of pgx, the driver of that relay; libpq rejects them.
 _PGX_ONLY = ("pool_", "default_query_exec_mode", "statement_cache_capacity", "description_cache_capacity")
 
 
@@ -82,7 +82,7 @@ def open_outbox(environ: Mapping[str, str]) -> Layer:
     if "PUBLISHER_URL" in given and given.get("PUBLISHER_TYPE", "") in NEED_URL:
         layer["destinations", DEFAULT, "url"] = _given("PUBLISHER_URL", given["PUBLISHER_URL"])
     if given.get("PUBLISHER_TYPE") == "kafka":
-        # The hash of that relay's client: a key stays in its partition when the relay is exchanged.
+        # The hash of that relay's client: a key keeps its partition when Outspark replaces the relay.
         layer["destinations", DEFAULT, "options", "partitioner"] = _given("PUBLISHER_TYPE", "fnv1a_random")
     if "SERVER_PORT" in given:
         layer |= _address(given["SERVER_PORT"])
@@ -92,7 +92,7 @@ def open_outbox(environ: Mapping[str, str]) -> Layer:
 
 
 def refused(environ: Mapping[str, str]) -> Iterator[str]:
-    """What that relay can do and this one does not, in words."""
+    """Errors for options of that relay that Outspark does not support."""
     storage = environ.get("STORAGE_TYPE") or "postgres"
     if storage not in ("postgres", "postgresql"):
         yield f"STORAGE_TYPE = {storage!r} (environment variable): must be postgres"
@@ -102,18 +102,18 @@ def refused(environ: Mapping[str, str]) -> Iterator[str]:
     if sending.lower() not in ("false", "f", "0"):
         yield (
             f"KAFKA_ASYNC = {sending!r} (environment variable): must be false; sending without waiting for the "
-            "acknowledgement marks events as delivered that a crash or a refusal loses"
+            "acknowledgement marks events as delivered that a crash or a rejection loses"
         )
     acks = environ.get("KAFKA_REQUIRED_ACKS") or "all"
     if acks.lower() not in ("all", "-1"):
         yield (
             f"KAFKA_REQUIRED_ACKS = {acks!r} (environment variable): must be all; with fewer acknowledgements "
-            "a broker that fails takes delivered events with it"
+            "events are marked as delivered that a failure of one broker loses"
         )
 
 
 def own(environ: Mapping[str, str], below: Layer) -> Layer:
-    """`OUTSPARK__SOURCES__BILLING_EVENTS__URL` finds a source that a lower layer calls `Billing-Events`."""
+    """`OUTSPARK__SOURCES__BILLING_EVENTS__URL` matches a source that a lower layer names `Billing-Events`."""
     layer: Layer = {}
     for name in sorted(environ):
         if name.startswith(OWN_PREFIX):
@@ -134,7 +134,7 @@ def _without_pgx_options(url: str) -> str:
 
 
 def _address(text: str) -> Layer:
-    """`:8080` sets the port only, so that the server stays on 127.0.0.1 unless an address is given."""
+    """`:8080` sets only the port: the server stays on 127.0.0.1 unless the variable contains an address."""
     host, colon, port = text.rpartition(":")
     layer: Layer = {("server", "port"): _given("SERVER_PORT", port if colon else text)}
     if host:
@@ -156,7 +156,7 @@ def _plain(name: str) -> str:
 
 
 def _value(path: Path, text: str) -> Any:
-    """Routes and free-form options are written as JSON, lists with commas; the settings read the rest from text."""
+    """Parse JSON for routes and free-form options, and commas for lists; pydantic parses all other values from text."""
     field = describe.field_at(path)
     if field is not None and describe.is_list(field) and not text.lstrip().startswith("["):
         return [item.strip() for item in text.split(",") if item.strip()]

@@ -1,4 +1,4 @@
-"""Which extras a configuration needs, so that all that are missing are named at once, before anything is loaded."""
+"""The extras that a configuration needs, so that one error names all missing ones before anything is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outspark.config.settings import Settings
 from outspark.errors import ExtraMissing
 
 Need = tuple[str, str]
-"""An extra, and the part that needs it."""
+"""An extra, and the part of the configuration that needs it."""
 
 _MODULES = {
     "spark": ("pyspark",),

@@ -1,4 +1,4 @@
-"""Finds what a setting names as `module:object`: a transform, or the handlers of an inbox."""
+"""Imports the object that a setting names as `module:object`: a transform, or the handlers of an inbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outspark.errors import SettingsError
 
 
 def find(setting: str, name: str, what: str) -> object:
-    """SettingsError when there is none. `what` is the word for the object in `module:object`."""
+    """The object; SettingsError when it does not exist. `what` is the word for it in the message."""
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise SettingsError(f'{setting} = "{name}" is not of the form "module:{what}"')

@@ -1,4 +1,4 @@
-"""Settings before validation: every value under its path, with where it came from. A later layer wins."""
+"""Settings before validation: path -> value and its origin. A later layer wins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flatten(tree: Any, origin: str, path: Path = ()) -> Layer:
 
 
 def nest(layer: Layer) -> dict[str, Any]:
-    """The inverse of `flatten`. What lies below a value that is no table is dropped: that value is wrong."""
+    """The inverse of `flatten`. Paths below a value that is not a table are dropped: validation reports that value."""
     root: dict[str | int, Any] = {}
     for path in sorted(layer, key=len):
         parent: Any = root
@@ -46,7 +46,7 @@ def nest(layer: Layer) -> dict[str, Any]:
 
 
 def children(layer: Layer, parent: Path) -> list[str]:
-    """Names directly below a table, in order of appearance."""
+    """The names directly below a table, in order of appearance."""
     depth = len(parent)
     return list(
         dict.fromkeys(str(path[depth]) for path in layer if len(path) > depth and path[:depth] == parent)
@@ -58,7 +58,7 @@ def without(layer: Layer, parent: Path) -> Layer:
 
 
 def origin(layer: Layer, path: Path) -> str | None:
-    """Where the value came from; for a table, where all of it came from, if that is one place."""
+    """The origin of a value; for a table, the common origin of all its values, if there is one."""
     near = {given.origin for leaf, given in layer.items() if _on_one_line(leaf, path)}
     return near.pop() if len(near) == 1 else None
 

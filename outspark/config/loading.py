@@ -1,6 +1,6 @@
 """Fills the settings from a TOML file, the environment on top of it, and command-line flags on top of both.
 
-Everything that is wrong is reported at once: the key, its value, what is allowed and where it came from.
+One error reports all problems: for each the key, its value, what is allowed and where the value came from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outspark.errors import SettingsError
 from outspark.redaction import redact
 
 DEFAULT_FILE = "outspark.toml"
-# How a URL names its broker, where that is not the name of the destination's type.
+# URL schemes that differ from the name of their destination's type.
 SCHEMES = {"tls": "nats", "amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis", "https": "http"}
 # `source.table` is the table of the one source there is.
 _ONLY_ONE = {"source": "sources", "inbox": "inboxes"}
@@ -36,12 +36,12 @@ def load(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """SettingsError lists everything that is wrong.
+    """The validated settings; SettingsError lists all problems.
 
-    Without a path, `outspark.toml` in the working folder is read if it is there. Overrides are dotted keys;
-    a value may be `Given`, to name the flag it came from. `source.…` means the one source there is, `inbox.…`
-    the one inbox; `to` sends everything to one destination: `kafka://…` or another URL, `stdout` or `null`.
-    An inbox that only overrides speak of has the consumer group of its name.
+    Without a path, `outspark.toml` in the working folder is read if it exists. Overrides are dotted keys; a value may
+    be `Given`, to name the flag it came from. `source.…` means the only source, `inbox.…` the only inbox; `to` sends
+    all events to one destination: `kafka://…` or another URL, `stdout` or `null`. An inbox that only overrides mention
+    has a consumer group of its own name.
     """
     environ = environ or {}
     problems: list[str] = []
@@ -95,7 +95,7 @@ def pick_inbox(settings: Settings, name: str | None) -> tuple[str, InboxSettings
 
 
 def require_ends(settings: Settings) -> None:
-    """A relay needs somewhere to read from and somewhere to send to."""
+    """SettingsError when a relay has no source or no destination."""
     if not settings.sources:
         pick_source(settings, None)
     if not settings.destinations:
@@ -160,7 +160,7 @@ def _override(layer: Layer, name: str, given: Given, problems: list[str]) -> Lay
 
 
 def _send_to(layer: Layer, given: Given) -> Layer:
-    """Routes keep their topics and lose their destinations: all events go to this one."""
+    """Send all events to this destination: routes keep their topics and lose their destinations."""
     kept = {
         path: value
         for path, value in layers.without(layer, ("destinations",)).items()
@@ -181,7 +181,7 @@ def _validated(layer: Layer, problems: list[str]) -> Settings:
         found = error.errors(include_url=False)
         problems += [line for item in found for line in _wording(item, layer).split("\n")]
         if any(item["loc"] for item in found):
-            # Where a part is wrong by itself, how the parts go together was not looked at.
+            # pydantic skips the checks between sections when a section itself is wrong, so they run here.
             problems += [_problem((), layer, None, line) for line in _dangling(tree)]
         # `from None`: the original text quotes its input, passwords included.
         raise _refusal(problems) from None
@@ -224,7 +224,7 @@ def _feed_problems(name: str, inbox: InboxSettings, layer: Layer) -> Iterator[st
         return
     url = inbox.feed.url.get_secret_value()
     scheme, colon, _ = url.partition("://")
-    # Both brokers' clients also take bare hosts and ports.
+    # The clients of both brokers also accept bare hosts and ports.
     if colon and SCHEMES.get(scheme, scheme) != inbox.feed.type:
         example = environment.NEED_URL[inbox.feed.type]
         wish = f"must be a URL as {example}, because feed.type is {inbox.feed.type!r}"
@@ -232,7 +232,7 @@ def _feed_problems(name: str, inbox: InboxSettings, layer: Layer) -> Iterator[st
 
 
 def _wording(error: ErrorDetails, layer: Layer) -> str:
-    """A line for each thing that is wrong."""
+    """One line per problem of the error."""
     path = error["loc"]
     match error["type"]:
         case "missing":

@@ -1,4 +1,4 @@
-"""Which tables settings name, as far as that can be told without asking a database."""
+"""Which tables the settings name, as far as their text shows it without a database."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _PART = re.compile(r'"[^"]*"|[^."]+')
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table as its URL and name spell it."""
+    """A table as its URL and name spell it: what two spellings of the same table have in common."""
 
     servers: frozenset[tuple[str, str]]
     database: str
     schema: str | None
     table: str
     session: tuple[str, str]
-    """What decides about the search path: the role and the options of the connection."""
+    """Role and options of the connection: they decide the search path."""
 
     @classmethod
     def of(cls, url: str, table: str) -> Target | None:
-        """None where the URL hides it, or is not understood."""
-        # Only settings with several sources or inboxes come here, so that nothing else waits for the driver to load.
+        """None where the URL refers to a service file or is not valid."""
+        # Imported here, because only settings with several sources or inboxes need psycopg.
         import psycopg
         from psycopg import conninfo, pq
 
@@ -47,7 +47,7 @@ class Target:
         )
 
     def is_surely(self, other: Target) -> bool:
-        """Is it the same table? False also where only the database can tell."""
+        """True when both are certainly the same table; False also where only the database can tell."""
         if self.database != other.database or not self.servers & other.servers:
             return False
         same_path = self.schema is not None or self.session == other.session
@@ -55,7 +55,7 @@ class Target:
 
 
 def _spread(ports: list[str], count: int) -> list[str]:
-    """One port goes for all hosts; an empty one is the default."""
+    """The ports by host, as libpq assigns them: a single port is that of all hosts, an empty one is the default."""
     spread = ports * count if len(ports) == 1 else [*ports, *[""] * count][:count]
     return [port or "5432" for port in spread]
 

@@ -1,4 +1,4 @@
-"""Columns of many rows as parameters: arrays in PostgreSQL's binary form, at a fraction of what a list costs."""
+"""Array parameters in PostgreSQL's binary format, at a fraction of the cost of psycopg's list dumper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psycopg.pq import Format
 _TEXT, _TEXTS, _TIMESTAMPTZ, _TIMESTAMPTZS, _UUID, _UUIDS = 25, 1009, 1184, 1185, 2950, 2951
 _EPOCH, _MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
-# Dimensions, whether there are NULLs, type of the items, how many, number of the first.
+# Header of an array: number of dimensions, flag for NULLs, element type, length, lower bound.
 _HEAD = Struct("!iiIii")
 _EMPTY = Struct("!iiI")
 _LENGTH = Struct("!i")
@@ -27,7 +27,7 @@ _UUID_LENGTH = _LENGTH.pack(16).hex()
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A `text[]`. Bytes are UTF-8 already, or PostgreSQL refuses them."""
+    """A `text[]`. Items of bytes must be UTF-8 already; PostgreSQL rejects others."""
 
     items: Sequence[str | bytes | None]
 
@@ -41,13 +41,13 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Uuids:
-    """A `uuid[]`, of ids as they are written."""
+    """A `uuid[]` of ids in their text form."""
 
     items: Sequence[str]
 
 
 def text_array(ids: Sequence[str]) -> str:
-    """For ids of any other type, as an array literal."""
+    """An array literal, for ids of any other type."""
     return f"{{{','.join(ids)}}}"
 
 
@@ -59,7 +59,7 @@ class _TextsDumper(Dumper):
         super().__init__(cls, context)
         conn = context.connection if context is not None else None
         encoding = conn.info.encoding if conn is not None else "utf-8"
-        # SQL_ASCII is any bytes, and UTF-8 is what psycopg makes of text there too.
+        # SQL_ASCII accepts any bytes; psycopg itself encodes text as UTF-8 there.
         self._encoding = "utf-8" if encoding == "ascii" else encoding
 
     def dump(self, obj: Texts) -> bytes:
@@ -92,7 +92,7 @@ class _UuidsDumper(Dumper):
     oid = _UUIDS
 
     def dump(self, obj: Uuids) -> bytes:
-        # All in one: by far the fastest way from hexadecimal to bytes.
+        # One `fromhex` call for all ids, lengths included: by far the fastest way from hexadecimal to bytes.
         digits = _UUID_LENGTH.join(["", *obj.items]).replace("-", "")
         return _head(_UUID, len(obj.items)) + bytes.fromhex(digits)
 
@@ -102,7 +102,7 @@ def _array(type: int, items: list[bytes]) -> bytes:
 
 
 def _head(type: int, count: int) -> bytes:
-    # That there may be NULLs is only a hint.
+    # The flag for NULLs is only a hint, so it may always be set.
     return _HEAD.pack(1, 1, type, count, 1) if count else _EMPTY.pack(0, 0, type)
 
 
@@ -111,7 +111,7 @@ def _text(item: str | bytes | None) -> str | None:
 
 
 def register(conn: psycopg.BaseConnection[Any]) -> None:
-    """Teach a connection what these are."""
+    """Register the dumpers of these types on a connection."""
     conn.adapters.register_dumper(Texts, _TextsDumper)
     conn.adapters.register_dumper(Times, _TimesDumper)
     conn.adapters.register_dumper(Uuids, _UuidsDumper)

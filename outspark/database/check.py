@@ -1,4 +1,4 @@
-"""Compares a table with the shape that its contract gives it. Each finding has the statement that mends it."""
+"""Compares a table with the shape that its contract requires. Each finding has the statement that fixes it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from outspark.errors import TableInvalid
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An error keeps the relay from working; a warning makes it slow or lets bad rows in."""
+    """An error prevents the relay from working; a warning makes it slow or allows invalid rows."""
 
     level: Literal["error", "warning"]
     problem: str
     remedy: str
     lacks_index: bool = False
-    """Statements that count on this index would read the whole table."""
+    """Without this index, statements would read the whole table."""
     verb: str = "run"
-    """What to do with the remedy: `run` a statement, or `set` a setting."""
+    """How to apply the remedy: `run` a statement, or `set` a setting."""
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.verb}: {self.remedy}"
 
 
 def refuse_errors(table: object, findings: Sequence[Finding]) -> None:
-    """TableInvalid with every error and its remedy, if there is an error at all."""
+    """TableInvalid with every error and its remedy, if there is any error."""
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         lines = "\n".join(f"  {finding.problem}\n    {finding.remedy}" for finding in errors)
@@ -58,7 +58,7 @@ READ_CHECKS = """\
 SELECT pg_get_constraintdef(oid) FROM pg_catalog.pg_constraint
 WHERE conrelid = to_regclass(%(name)s) AND contype = 'c'"""
 
-# Types that hold the same values well enough for every statement of ours.
+# Types that are close enough to the contract's for every statement of Outspark.
 _SIMILAR = {
     "text": re.compile(r"character varying.*"),
     "character varying": re.compile(r"text|character varying.*"),
@@ -76,16 +76,16 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table as it is."""
+    """A table as the database has it."""
 
     columns: dict[str, _Found]
     indexes: set[tuple[str, bool]]
-    """What each covers, and whether it is unique."""
+    """Of each index: the definition after the access method, and whether it is unique."""
     checks: str
 
 
 def look_up(conn: psycopg.Connection[Any], table: TableName) -> Found:
-    """`table` is resolved."""
+    """Read the table from the catalog. `table` is resolved."""
     name = {"name": table.identifier.as_string(conn)}
     with psycopg.Cursor(conn, row_factory=class_row(_Found)) as cursor:
         columns = {found.name: found for found in cursor.execute(READ_COLUMNS, name)}
@@ -96,7 +96,7 @@ def look_up(conn: psycopg.Connection[Any], table: TableName) -> Found:
 
 
 def compare(table: TableName, shape: Shape, found: Found) -> list[Finding]:
-    """Every difference that matters; none for a table made by the shape's own DDL."""
+    """Every difference that matters; none for a table created by the shape's own DDL."""
     return [
         *(
             finding
@@ -109,14 +109,14 @@ def compare(table: TableName, shape: Shape, found: Found) -> list[Finding]:
 
 
 def covers(index: Index, found: Found) -> bool:
-    """An index of another name that covers the same does as well."""
+    """True when an index with this definition exists, under any name."""
     include = f" INCLUDE ({', '.join(index.include)})" if index.include else ""
     where = f" WHERE {index.printed or f'({index.where})'}" if index.where else ""
     return (f"btree ({', '.join(index.columns)}){include}{where}", index.unique) in found.indexes
 
 
 def alter(table: TableName, action: str) -> str:
-    # `action` is made of the contract's own constants, never of anything from outside.
+    # `action` consists of the contract's own constants, never of user input.
     return sql.SQL("ALTER TABLE {} ").format(table.identifier).as_string(None) + action + ";"
 
 
@@ -152,7 +152,7 @@ def _primary_key(table: TableName, shape: Shape, indexes: set[tuple[str, bool]])
 
 def _index(table: TableName, shape: Shape, index: Index, indexes: set[tuple[str, bool]]) -> Iterator[Finding]:
     if not covers(index, Found({}, indexes, "")):
-        # PostgreSQL makes no index of a partitioned table concurrently.
+        # PostgreSQL cannot create an index on a partitioned table concurrently.
         how = "" if shape.partition_by else "CONCURRENTLY "
         remedy = shape.create_index(table, index, how) + ";"
         problem = f"index {shape.name_index(table, index)} is missing or unusable"

@@ -1,4 +1,4 @@
-"""A connection that is being opened in a thread of its own: a host that does not answer holds nobody else up."""
+"""Opens a connection in a thread of its own, so that a host that does not answer blocks no other work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outspark.database.session import Connection
 
 
 class Connecting:
-    """Under way as soon as it is made. Ask `done`, then take the `result`; or `abandon` it."""
+    """Starts connecting immediately. Poll `done`, then take the `result`; or `abandon` it."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -24,14 +24,15 @@ class Connecting:
         return self._ended.wait(wait)
 
     def result(self) -> Connection:
-        """Once it is done; raises what connecting raised."""
+        """The connection; raises what `connect` raised. Call it only once `done` is true."""
         if self._error is not None:
             raise self._error
         assert self._conn is not None
         return self._conn
 
     def abandon(self) -> None:
-        """Nobody wants it any more: it is closed now, or as soon as it is there."""
+        """Close the connection now, or as soon as it is open."""
+        # The lock closes the race with `_run`: whichever of the two comes second sees the other's field and closes.
         with self._lock:
             self._abandoned = True
             if self._conn is not None:
@@ -40,7 +41,7 @@ class Connecting:
     def _run(self) -> None:
         try:
             conn = self._connect()
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+        except BaseException as error:  # noqa: BLE001 - `result` raises it in the caller's thread
             self._error = error
         else:
             with self._lock:

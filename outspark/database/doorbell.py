@@ -1,9 +1,9 @@
-"""The doorbell: a trigger that wakes lanes on insert, but only when one of them says it is asleep.
+"""The doorbell: a trigger that wakes lanes on insert, but only when at least one lane is asleep.
 
-Lane number n sleeps under the exclusive session lock `(lock_class("bell", table), n)`. A writer tries all
-these locks in shared mode until its transaction ends. Where it gets them all, nobody is asleep and nobody
-needs to be told: a lane that falls asleep later does so after the writer's commit, and looks once more.
-Where it fails, it rings.
+A sleeping lane n holds the exclusive session lock `(lock_class("bell", table), n)`. The trigger tries to take all these
+locks in shared mode until the end of the writer's transaction. If it gets all of them, no lane is asleep, and no NOTIFY
+is needed: a lane gets its lock only after the writer's commit, and polls once more before it sleeps. If the trigger
+fails to get one, a lane is asleep, and the trigger sends the NOTIFY.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from outspark.errors import SettingsError
 MAX_LANES = 64
 TRIGGER = "outspark_doorbell"
 
-NOBODY_ASLEEP = "pg_try_advisory_xact_lock_shared({lock_class}, {lane})"
+NO_LANE_ASLEEP = "pg_try_advisory_xact_lock_shared({lock_class}, {lane})"
 
 CREATE_FUNCTION = """\
--- Rings once; the lanes of this table listen on the channel
+-- Notify the lanes of this table, which listen on the channel
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $bell$
 BEGIN
     PERFORM pg_catalog.pg_notify({channel}, '');
@@ -32,9 +32,9 @@ END
 $bell$"""
 
 CREATE_TRIGGER = """\
--- Rings only when a lane is asleep, which is when one of its locks cannot be shared
+-- Fires only when a lane is asleep: then the lock of that lane cannot be shared
 CREATE TRIGGER {trigger} AFTER INSERT ON {table} FOR EACH STATEMENT
-    WHEN (NOT ({nobody_asleep}))
+    WHEN (NOT ({no_lane_asleep}))
     EXECUTE FUNCTION {function}()"""
 
 DROP_TRIGGER = "DROP TRIGGER IF EXISTS {trigger} ON {table}"
@@ -42,20 +42,20 @@ DROP_TRIGGER = "DROP TRIGGER IF EXISTS {trigger} ON {table}"
 DROP_FUNCTION = "DROP FUNCTION IF EXISTS {function}()"
 
 READ_TRIGGER = """\
--- The doorbell as it is installed, unless it is switched off
+-- The definition of the installed doorbell, unless it is disabled
 SELECT pg_get_triggerdef(oid) FROM pg_catalog.pg_trigger
 WHERE tgrelid = to_regclass(%(table)s) AND tgname = %(trigger)s AND tgenabled <> 'D'"""
 
 
 def statements(table: TableName, lanes: int) -> list[str]:
-    """Install the doorbell for lanes 0 to `lanes` - 1, or change their number; further lanes poll."""
+    """Install the doorbell for lanes 0 to `lanes` - 1, or change their number. Lanes beyond that only poll."""
     table = table.within("public")
     names = _names(table)
-    nobody = nobody_asleep(table, lanes)
+    no_lane = no_lane_asleep(table, lanes)
     create = [
         sql.SQL(CREATE_FUNCTION).format(channel=sql.Literal(bell_channel(table)), **names),
         sql.SQL(DROP_TRIGGER).format(**names),
-        sql.SQL(CREATE_TRIGGER).format(nobody_asleep=nobody, **names),
+        sql.SQL(CREATE_TRIGGER).format(no_lane_asleep=no_lane, **names),
     ]
     return [statement.as_string(None) for statement in create]
 
@@ -66,7 +66,7 @@ def removal_statements(table: TableName) -> list[str]:
 
 
 def doorbell_ddl(table: TableName, lanes: int) -> str:
-    """The doorbell as a script for psql. A table without a schema is taken to be in `public`."""
+    """The doorbell as a script for psql. A table name without a schema means the schema `public`."""
     return ";\n\n".join(statements(table, lanes)) + ";\n"
 
 
@@ -74,13 +74,13 @@ def removal_ddl(table: TableName) -> str:
     return ";\n".join(removal_statements(table)) + ";\n"
 
 
-def nobody_asleep(table: TableName, lanes: int) -> sql.Composed:
-    """True when no lane is asleep; as a side effect none can fall asleep until this transaction ends."""
+def no_lane_asleep(table: TableName, lanes: int) -> sql.Composed:
+    """SQL that is true when no lane is asleep. As a side effect no lane can fall asleep until the transaction ends."""
     if not 1 <= lanes <= MAX_LANES:
         raise SettingsError(f"doorbell lanes = {lanes} is out of range; allowed: 1 to {MAX_LANES}")
     number = sql.Literal(lock_class("bell", table))
     locks = (
-        sql.SQL(NOBODY_ASLEEP).format(lock_class=number, lane=sql.Literal(lane)) for lane in range(lanes)
+        sql.SQL(NO_LANE_ASLEEP).format(lock_class=number, lane=sql.Literal(lane)) for lane in range(lanes)
     )
     return sql.SQL(" AND ").join(locks)
 

@@ -1,4 +1,4 @@
-"""Names in the database: a table's own, validated and quoted, and every name and number derived from it."""
+"""Names of tables, validated and quoted, and all names and numbers that are derived from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from psycopg.rows import tuple_row
 from outspark.errors import SettingsError, TableInvalid
 
 MAX_BYTES = 63
-"""PostgreSQL cuts longer identifiers off without an error, so none may be longer."""
+"""PostgreSQL truncates longer identifiers without an error, so Outspark refuses them."""
 
 _PLAIN = r"[A-Za-z_][A-Za-z0-9_$]*"
-# No quote, percent, colon or backslash: such a name would need another escape in every driver it meets.
+# No quote, percent, colon or backslash: every driver would need another way to escape such a name.
 _QUOTED = r'"[\w$ .\-]+"'
 _NAME = re.compile(rf"(?:(?P<schema>{_PLAIN}|{_QUOTED})\.)?(?P<table>{_PLAIN}|{_QUOTED})")
 
@@ -26,10 +26,10 @@ MADE_MEANWHILE = (
     psycopg.errors.DuplicateObject,
     psycopg.errors.UniqueViolation,
 )
-"""What a CREATE TABLE may fail with when somebody makes the same at the same time, even one with IF NOT EXISTS."""
+"""Errors of CREATE TABLE when another session creates the same table concurrently, even with IF NOT EXISTS."""
 
 FIND_TABLE = """\
--- Where a table name leads on this connection's search path
+-- Schema and name of a table as this connection's search path resolves it
 SELECT n.nspname, c.relname
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass(%(name)s) AND c.relkind IN ('r', 'p')"""
@@ -37,14 +37,14 @@ WHERE c.oid = to_regclass(%(name)s) AND c.relkind IN ('r', 'p')"""
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table, with its schema when that is known. Build it with `parse`, which validates."""
+    """A table name, with its schema when that is known. Create it with `parse`, which validates it."""
 
     table: str
     schema: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """`outbox`, `sales.outbox` or `"Sales"."Order Events"`; what is not quoted folds to lower case."""
+        """`outbox`, `sales.outbox` or `"Sales"."Order Events"`; unquoted parts fold to lower case."""
         match = _NAME.fullmatch(text.strip())
         if match is None:
             raise SettingsError(
@@ -63,7 +63,7 @@ class TableName:
         return self if self.schema is not None else TableName(self.table, schema)
 
     def sibling(self, suffix: str, prefix: str = "") -> TableName:
-        """`<prefix><table>_<suffix>` in the same schema; what would be too long is shortened and stays unique.
+        """`<prefix><table>_<suffix>` in the same schema; a name that is too long is shortened and gets a hash.
 
         `orders` gives `orders_doorbell`; sixty `x` give 45 `x`, then `_84566879_doorbell`.
         """
@@ -79,9 +79,9 @@ class TableName:
 
 
 def resolve(conn: psycopg.Connection[Any], table: TableName, init: str = "outspark init") -> TableName:
-    """The table with its schema as this connection sees it, so that every spelling gives the same locks.
+    """The table with its schema as this connection sees it, so that every spelling gives the same lock keys.
 
-    `init` is the command that would make such a table, for the error when it is not there.
+    `init` is the command that creates such a table, for the error when there is none.
     """
     with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         row = cursor.execute(FIND_TABLE, {"name": table.identifier.as_string(conn)}).fetchone()
@@ -92,10 +92,10 @@ def resolve(conn: psycopg.Connection[Any], table: TableName, init: str = "outspa
 
 
 def lock_class(purpose: str, table: TableName) -> int:
-    """First key of a table's advisory locks: a signed 32-bit number, the same in every process."""
+    """First key of a table's advisory locks: a signed 32-bit number, the same in all processes."""
     if table.schema is None:
         raise ValueError(
-            f"table {table} has no schema: resolve it first, or its locks depend on the spelling"
+            f"table {table} has no schema: resolve it first, because its lock keys must not depend on the spelling"
         )
     unsigned = zlib.crc32(f"outspark/{purpose}/{table}".encode())
     return unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned

@@ -1,4 +1,4 @@
-"""Partitions of a table split by RANGE over one time column: what there are, and the statements that make and end them.
+"""Partitions of a table that is split by RANGE over one time column, and the statements to create and drop them.
 
 Whether a partition's events are all final is for the contract to say, in `PartitionSql`.
 """
@@ -20,9 +20,9 @@ from outspark.errors import TableInvalid
 FIRST: Final = datetime.min.replace(tzinfo=UTC)
 LAST: Final = datetime.max.replace(tzinfo=UTC)
 
-# The bounds are printed in the session's time zone, and read in the same.
+# PostgreSQL prints the bounds in the session's time zone, and the casts read them in the same.
 READ = """\
--- The partitions of a table with their bounds, and what time it is
+-- The partitions of a table with their bounds
 SELECT n.nspname AS schema, c.relname AS name, b.bound = 'DEFAULT' AS is_default,
        CASE WHEN isfinite(b.first) THEN b.first END AS first, CASE WHEN isfinite(b.last) THEN b.last END AS last
 FROM pg_catalog.pg_inherits i
@@ -44,7 +44,7 @@ LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p
 WHERE p.partrelid = to_regclass(%(name)s)"""
 
 SIZES = """\
--- How large each partition is: rows as the planner believes, and bytes with indexes
+-- Size of each partition: rows as the planner estimates, and bytes with indexes
 SELECT c.relname, nullif(greatest(c.reltuples, -1), -1)::bigint, pg_total_relation_size(c.oid)
 FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = to_regclass(%(name)s)"""
@@ -52,30 +52,30 @@ WHERE i.inhparent = to_regclass(%(name)s)"""
 NOW = "SELECT clock_timestamp()"
 
 BEGINNINGS = """\
--- Where the present partition and those to come begin, in UTC
+-- Where the current partition and the next ones begin, in UTC
 SELECT date_trunc(%(every)s, clock_timestamp(), 'UTC') AT TIME ZONE 'UTC' + n * %(step)s::interval
 FROM generate_series(0, %(ahead)s::int + 1) AS n"""
 
-# Attaching an empty table locks out neither readers nor writers; CREATE TABLE … PARTITION OF would.
+# Attaching an empty table blocks neither readers nor writers; CREATE TABLE … PARTITION OF would block both.
 CREATE = """\
--- A table like the parent, which brings its indexes along when it is attached
+-- Create a table like the parent; ATTACH then creates its indexes
 CREATE TABLE {partition} (LIKE {table} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE
   INCLUDING GENERATED INCLUDING COMPRESSION)"""
 
 ATTACH = """\
--- Make it the partition of this time
+-- Make it the partition of this time range
 ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM ({first}) TO ({last})"""
 
 DETACH = """\
--- Take a partition off its table
+-- Detach a partition from its table
 ALTER TABLE {table} DETACH PARTITION {partition}"""
 
 DROP = """\
--- And its events with it
+-- Drop a detached partition with its events
 DROP TABLE {partition}"""
 
 LOCK_TIMEOUT = """\
--- Wait for no lock longer than this: whoever comes after us in the queue waits with us
+-- Limit each wait for a lock: sessions behind this one in the lock queue wait as well
 SELECT set_config('lock_timeout', %(milliseconds)s::text, true)"""
 
 
@@ -91,7 +91,7 @@ class PartitionSql:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """`first` belongs to it, `last` does not; None is without end."""
+    """A partition of the range from `first` to before `last`; None means unbounded."""
 
     schema: str
     name: str
@@ -106,7 +106,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The partitions of a table in the order of their times."""
+    """The partitions of a table, ordered by their bounds."""
 
     partitions: tuple[Partition, ...]
     now: datetime
@@ -122,7 +122,7 @@ class Layout:
         return sorted((p.first or FIRST, p.last or LAST) for p in self.partitions if not p.is_default)
 
     def span(self) -> str:
-        """From when to when there are partitions, for messages."""
+        """The time range that the partitions cover, for messages."""
         ranges = self.ranges()
         return f"{ranges[0][0].isoformat()} to {ranges[-1][1].isoformat()}" if ranges else "none"
 
@@ -130,7 +130,7 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class Size:
     rows: int | None
-    """An estimate of the planner's; None before the first ANALYZE."""
+    """The planner's estimate; None before the first ANALYZE."""
     bytes: int
 
 
@@ -150,7 +150,7 @@ def require_split(conn: psycopg.Connection[Any], table: TableName) -> None:
 
 
 def sizes(conn: psycopg.Connection[Any], table: TableName) -> dict[str, Size]:
-    """By the name of the partition."""
+    """Partition name -> size."""
     with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         rows = cursor.execute(SIZES, {"name": table.identifier.as_string(conn)}).fetchall()
     return {name: Size(*size) for name, *size in rows}

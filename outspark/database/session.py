@@ -1,4 +1,4 @@
-"""A lane's connection: one per database, with a session of its own, planner settings and time limits."""
+"""A lane's connection: one per database, to a session of its own, with planner settings and time limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from outspark.errors import PoolerDetected, ServerTooOld
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# The planner takes a hash expression for rare and would sort the whole backlog; after five executions it would
-# plan for any value of the parameters and go parallel. To update the claimed rows it would hash all that is pending,
-# which old statistics make look like little. With these it walks the index in order, stops at the limit, and finds
-# each claimed row by its primary key.
+# The planner assumes that a hash expression selects few rows, and would sort the whole backlog. After five executions
+# it would switch to a generic plan, possibly a parallel one. To update the claimed rows it would hash all pending ones,
+# because old statistics show few of them. With these settings a claim walks the index in order, stops at the limit, and
+# finds each claimed row by its primary key.
 PLANNER = {
     "enable_sort": "off",
     "enable_bitmapscan": "off",
@@ -26,7 +26,7 @@ PLANNER = {
     "jit": "off",
 }
 
-# ShedLock's times have no zone and are UTC's; where a table keeps them with one, the session's must be that.
+# ShedLock stores UTC without a time zone. Where a table has timestamptz columns, the session must use UTC to match.
 ZONE = {"TimeZone": "UTC"}
 
 CONFIGURE = """\
@@ -35,7 +35,7 @@ SELECT set_config(name, value, false) FROM unnest(%(names)s::text[], %(values)s:
 
 
 def connect(url: str, name: str) -> Connection:
-    """Open a lane's connection. PoolerDetected when the session behind it is shared with others."""
+    """Open a lane's connection. PoolerDetected when a pooler shares its session with other clients."""
     conn = psycopg.connect(
         **conninfo.options(url, application_name=name[:63]), autocommit=True, prepare_threshold=0
     )
@@ -52,6 +52,7 @@ def connect(url: str, name: str) -> Connection:
 
 
 def _refuse_pooler(conn: Connection) -> None:
+    # A transaction pooler makes up the pid that it sends at the start, so it differs from that of the real backend.
     row = conn.execute("SELECT pg_backend_pid()").fetchone()
     if row is None or row[0] != conn.info.backend_pid:
         raise PoolerDetected()
@@ -61,7 +62,7 @@ OLDEST: Final = 15
 
 
 def refuse_old(conn: psycopg.Connection[Any]) -> None:
-    """ServerTooOld below that. The server has said its version when the session began, so this asks nothing."""
+    """ServerTooOld for a version below OLDEST. The server reports it at the start of a session, so no query is sent."""
     version = conn.info.server_version
     if version < OLDEST * 10_000:
         raise ServerTooOld(f"{version // 10_000}.{version % 10_000}", OLDEST)

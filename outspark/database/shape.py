@@ -1,4 +1,4 @@
-"""The shape of a table, written down once by its contract; DDL and SQLAlchemy metadata come from the same lines."""
+"""The shape of a table, declared once by its contract; DDL and SQLAlchemy metadata are generated from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CREATE_INDEX = "CREATE {unique}INDEX {how}{name} ON {table} ({columns}){include}
 class Column:
     name: str
     type: str
-    """As PostgreSQL's format_type writes it."""
+    """In the spelling of PostgreSQL's format_type."""
     default: str | None = None
     nullable: bool = False
 
@@ -44,7 +44,7 @@ class Index:
     columns: tuple[str, ...]
     where: str = ""
     printed: str = ""
-    """`where` as PostgreSQL writes it back."""
+    """`where` in the spelling of pg_get_indexdef."""
     include: tuple[str, ...] = ()
     unique: bool = False
 
@@ -55,10 +55,10 @@ def _as_written(table: TableName, check: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Names, types, conditions and defaults are a contract's own constants, never anything from outside."""
+    """Names, types, conditions and defaults are a contract's own constants, never user input."""
 
     purpose: str
-    """One line about the table, for the DDL."""
+    """One line about the table, as a comment in the DDL."""
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
     name_index: Callable[[TableName, Index], str]
@@ -66,9 +66,9 @@ class Shape:
     checks: tuple[tuple[str, str], ...] = ()
     """Name and condition of each CHECK."""
     name_check: Callable[[TableName, str], str] = _as_written
-    """From the name above to the one that it gets on this table."""
+    """Maps the name of a check to its constraint name on this table."""
     partition_by: str = ""
-    """How the table is split, such as `RANGE (created_at)`."""
+    """The partition key, such as `RANGE (created_at)`."""
 
     def create_table(self, table: TableName) -> str:
         lines: list[sql.Composable] = [
@@ -94,7 +94,7 @@ class Shape:
         return f"{column.type} PRIMARY KEY" if (column.name,) == self.primary_key else column.declaration
 
     def create_index(self, table: TableName, index: Index, how: str = "") -> str:
-        """One CREATE INDEX; `how` is what stands before the name: `CONCURRENTLY `, nothing from outside."""
+        """One CREATE INDEX; `how` is inserted before the name, such as `CONCURRENTLY `, and is never user input."""
         include = f" INCLUDE ({', '.join(map(_quoted, index.include))})" if index.include else ""
         return _text(
             sql.SQL(CREATE_INDEX).format(
@@ -125,7 +125,7 @@ class Shape:
         return sa.Table(table.table, home, *columns, *items, schema=table.schema, **options)
 
     def column_options(self, column: Column) -> dict[str, Any]:
-        """What SQLAlchemy is told about a column besides its name and type."""
+        """The arguments of `sqlalchemy.Column` besides name and type."""
         import sqlalchemy as sa
 
         return {
@@ -136,7 +136,7 @@ class Shape:
         }
 
     def table_options(self, table: TableName) -> tuple[list[SchemaItem], dict[str, Any]]:
-        """Checks, indexes and options of the table for SQLAlchemy. A naming convention leaves these names alone."""
+        """Checks, indexes and options of the table for SQLAlchemy. Naming conventions do not change these names."""
         import sqlalchemy as sa
         from sqlalchemy.sql.naming import conv
 
@@ -184,7 +184,7 @@ def sqlalchemy_type(column: Column) -> sqlalchemy.types.TypeEngine[Any]:
 
 
 def _quoted(name: str) -> str:
-    # What needs no quotes goes without, so that a DDL reads as a person would write it.
+    # Only a name that needs quotes gets them, so that the DDL reads as if written by hand.
     return '"key"' if name == "key" else name
 
 

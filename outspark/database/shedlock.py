@@ -1,4 +1,4 @@
-"""ShedLock's lock, which relays of other makes respect, too: its statements, and a lane's view of one lock.
+"""ShedLock's lock, which jEAP's own relays respect too: its statements, and a lane's view of one lock.
 
 ShedLock keeps times without a zone, in UTC. A relay that finds `lock_until` in the past may take the lock.
 """
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 RELAY = "outbox-message-relay-tasks"
 HOUSEKEEPING = "outbox-message-house-keeping-tasks"
-"""The names under which jEAP's own relay and housekeeping run."""
+"""The lock names that jEAP's own relay and housekeeping use."""
 
 ACQUIRE = """\
--- Take the lock if it is free or has run out, or hold it longer if it is ours
+-- Take the lock if it is free or has expired, or extend it if this holder has it
 INSERT INTO {shedlock} AS s (name, lock_until, locked_at, locked_by)
 VALUES (%(name)s, timezone('utc', CURRENT_TIMESTAMP) + %(at_most)s, timezone('utc', CURRENT_TIMESTAMP), %(holder)s)
 ON CONFLICT (name) DO UPDATE
@@ -33,12 +33,12 @@ WHERE s.lock_until <= EXCLUDED.locked_at OR s.locked_by = EXCLUDED.locked_by
 RETURNING 1"""
 
 RELEASE = """\
--- Let go of the lock if it is still ours
+-- Release the lock if this holder still has it
 UPDATE {shedlock} SET lock_until = timezone('utc', CURRENT_TIMESTAMP)
 WHERE name = %(name)s AND locked_by = %(holder)s AND lock_until > timezone('utc', CURRENT_TIMESTAMP)"""
 
 HOLDER = """\
--- Who holds the lock, and for how many seconds more
+-- The holder of the lock, and for how many more seconds
 SELECT locked_by, extract(epoch FROM lock_until - timezone('utc', CURRENT_TIMESTAMP))::float8
 FROM {shedlock} WHERE name = %(name)s AND lock_until > timezone('utc', CURRENT_TIMESTAMP)"""
 
@@ -48,15 +48,15 @@ def compose(template: str, shedlock: TableName) -> str:
 
 
 def holder(relay: str, instance: str) -> str:
-    """All lanes of one run of a relay hold the lock together."""
+    """The holder name that all lanes of one run share: they hold the lock together."""
     return f"outspark/{relay}/{instance}"
 
 
 @dataclass(slots=True)
 class ShedLock:
-    """One lane's view of one lock. How long it holds is counted from before the database was asked, on our own clock.
+    """One lane's view of one lock. The time that is left is measured on this process's clock from before the query.
 
-    So a clock that differs from the database's has no effect, and a slow answer makes it shorter, never longer.
+    So a difference to the database's clock has no effect, and a slow answer shortens the time, never lengthens it.
     """
 
     conn: Connection
@@ -68,28 +68,28 @@ class ShedLock:
     _refused: bool = False
 
     def held_for(self) -> float:
-        """Seconds for which it is certainly ours; not more than 0 when it is not."""
+        """Seconds for which the lock is certainly held; 0 or less when it is not."""
         return self._until - time.monotonic()
 
     def hold(self, seconds: float) -> bool:
-        """Make sure that it is ours for that long. It is extended when half of its time has gone."""
+        """Make sure that the lock is held for that long. The lock is extended when half of its time has passed."""
         half = self.at_most.total_seconds() / 2
         return self.held_for() > max(seconds, half) or (self.acquire() and self.held_for() > seconds)
 
     def acquire(self) -> bool:
-        """Take it, or extend it; False while it is somebody else's."""
+        """Take or extend the lock; False while another holder has it."""
         asked = time.monotonic()
         parameters = {"name": self.name, "at_most": self.at_most, "holder": self.holder}
         row = self.conn.execute(compose(ACQUIRE, self.table), parameters).fetchone()
         self._until = asked + self.at_most.total_seconds() if row is not None else 0.0
         if (row is None) != self._refused:
             self._refused = row is None
-            said = "waiting for it" if self._refused else "got it"
+            said = "waiting for it" if self._refused else "acquired"
             log.info("lock of another relay: %s", said, extra={"lock": self.name, "table": str(self.table)})
         return row is not None
 
     def release(self) -> None:
-        """For all who hold it under this name, so only when the last of them has ended."""
+        """Release the lock for all lanes of this holder, so only when the last of them has ended."""
         self._until = 0.0
         parameters = {"name": self.name, "holder": self.holder}
         self.conn.execute(compose(RELEASE, self.table), parameters)

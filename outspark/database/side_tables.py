@@ -23,7 +23,7 @@ ATTEMPTS_TABLE = "outspark_attempts"
 DELIVERIES_TABLE = "outspark_deliveries"
 
 CREATE_DELIVERIES = """\
--- Which destinations already have an event that is not through everywhere yet
+-- Which destinations already have an event that is not delivered to all of them yet
 CREATE TABLE IF NOT EXISTS {deliveries_table} (
     source text NOT NULL,
     event_id text NOT NULL,
@@ -33,18 +33,18 @@ CREATE TABLE IF NOT EXISTS {deliveries_table} (
 )"""
 
 LOOK_UP = """\
--- Where have these events been already?
+-- Which destinations have these events already?
 SELECT event_id, destination FROM {deliveries_table}
 WHERE source = %(source)s AND event_id = ANY(%(ids)s::text[])"""
 
 RECORD = """\
--- Remember where these events have been.
+-- Record which destinations have these events.
 INSERT INTO {deliveries_table} (source, event_id, destination)
 SELECT %(source)s, * FROM unnest(%(ids)s::text[], %(destinations)s::text[])
 ON CONFLICT DO NOTHING"""
 
 FORGET_DELIVERIES = """\
--- These events are through everywhere.
+-- These events are delivered to all their destinations.
 DELETE FROM {deliveries_table} WHERE source = %(source)s AND event_id = ANY(%(ids)s::text[])"""
 
 
@@ -83,7 +83,7 @@ def compose(template: str, outbox: TableName) -> str:
 
 @dataclass(slots=True)
 class Deliveries:
-    """The partial deliveries of one source. Written in the transaction that settles the batch."""
+    """The partial deliveries of one source, written in the transaction that settles the batch."""
 
     conn: Connection
     table: TableName

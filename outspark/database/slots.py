@@ -1,4 +1,10 @@
-"""Slots: which part of a source's keys belongs to which owner, kept in `outspark_slots` and by advisory locks."""
+"""Slots: each is a share of a source's keys, and has one owner at a time.
+
+Two mechanisms keep it so. An advisory lock per slot decides who may become the owner; PostgreSQL releases it when the
+owner's session ends. The table `outspark_slots` keeps an epoch per slot, which every new owner increments. An owner
+whose session died may not know it yet, so every settle carries the epochs under which its slots are owned and changes
+nothing if one of them has risen: see FENCE.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +30,8 @@ log = logging.getLogger(__name__)
 SLOTS_TABLE = "outspark_slots"
 
 CREATE = """\
--- Who owns which slot of which outbox, or since when nobody does. `epoch` rises with every owner and fences the ones
--- before it; `note` is for the next one.
+-- Which owner has which slot of which outbox, or had it last. `epoch` rises with every owner and fences off earlier
+-- ones; `clean` says that the owner has released the slot in good order; `note` is for the next owner.
 CREATE TABLE IF NOT EXISTS {slots_table} (
     source text NOT NULL,
     slot integer NOT NULL,
@@ -38,16 +44,17 @@ CREATE TABLE IF NOT EXISTS {slots_table} (
 ) WITH (fillfactor = 50)"""
 
 EXISTS = """\
--- Is the table there already?
+-- Does the table exist already?
 SELECT to_regclass(%(name)s) IS NOT NULL"""
 
 TRY_LOCKS = """\
--- Try to become the owner of each slot; a lock ends with its session, so a dead owner is found at once.
+-- Try to become the owner of each slot. A lock ends with its session, so the slot of a crashed owner is free soon.
 SELECT slot, pg_try_advisory_lock(%(class)s::int, slot) FROM unnest(%(slots)s::int[]) AS slot"""
 
 TAKE = """\
--- Bump the epochs of slots whose locks we hold, and say who had them before, if that ended well, and what was noted.
--- Where it did not, the name of the one who vanished stays until we begin: whoever comes after us must know it, too.
+-- Increment the epochs of slots whose locks this lane holds. Returns the previous owner, whether it released the slot
+-- in good order, and its note. If it did not, its name stays until this lane begins to work: if this lane crashes
+-- first, its successor still has to wait for the same previous owner.
 WITH before AS (
   SELECT slot, owner, clean, note, since FROM {slots_table} WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])
 ), taken AS (
@@ -63,16 +70,16 @@ SELECT t.slot, t.epoch, b.owner, coalesce(b.clean, true), b.note,
 FROM taken t LEFT JOIN before b USING (slot) ORDER BY t.slot"""
 
 OWNERS = """\
--- Who had which slot last, and did that end well?
+-- The last owner of each slot, and whether it released the slot in good order
 SELECT owner, clean FROM {slots_table} WHERE source = %(source)s ORDER BY slot"""
 
 ONE_AT_A_TIME = """\
--- Until the end of this transaction
+-- Serialize changes of the layout until the end of this transaction
 SELECT pg_advisory_xact_lock(%(class)s::int, 0)"""
 
 SPLIT_ANEW = """\
--- Write down all slots of another layout of the keys. What was in flight in one of the old may lie in any of the new,
--- so all are in disorder if one was. Epochs go on from the highest, and those that are no longer used are done with.
+-- Write the rows of a new layout of the keys. An event in flight in any old slot may be in any new one, so all new
+-- slots are unclean if one old slot was. Epochs continue from the highest; slots beyond the new count are clean.
 WITH old AS (
   SELECT max(epoch) + 1 AS epoch, max(slot) AS last FROM {slots_table} WHERE source = %(source)s
 )
@@ -83,18 +90,18 @@ ON CONFLICT (source, slot) DO UPDATE
 SET epoch = EXCLUDED.epoch, owner = EXCLUDED.owner, since = EXCLUDED.since, clean = EXCLUDED.clean, note = NULL"""
 
 BEGIN = """\
--- Put our name to slots whose last owner cannot be publishing any more.
+-- Become the owner by name of slots whose previous owner cannot be publishing any more.
 UPDATE {slots_table} SET owner = %(owner)s WHERE source = %(source)s AND slot = ANY(%(slots)s::int[])"""
 
 LEAVE = """\
--- Mark the slots as left in good order, if they are still ours, with a note on the first of them.
+-- Mark the slots as released in good order, if their epochs are still those of this lane, with a note on the first.
 UPDATE {slots_table} s
 SET clean = true, since = clock_timestamp(), note = CASE WHEN s.slot = (%(slots)s::int[])[1] THEN %(note)s END
 FROM unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch)
 WHERE s.source = %(source)s AND s.slot = mine.slot AND s.epoch = mine.epoch"""
 
 PROVE = """\
--- Are all these slots still ours?
+-- Do all these slots still have the epochs of this lane?
 SELECT count(*) = cardinality(%(slots)s::int[])
 FROM {slots_table} s JOIN unnest(%(slots)s::int[], %(epochs)s::bigint[]) AS mine(slot, epoch) USING (slot, epoch)
 WHERE s.source = %(source)s"""
@@ -107,26 +114,30 @@ fence AS MATERIALIZED (
     WHERE s.source = %(source)s FOR SHARE OF s
   ) held
 )"""
-"""Part of a settle: `(SELECT holds FROM fence)` is true while every slot has the epoch under which we own it."""
+"""Part of a settle: `(SELECT holds FROM fence)` is true while every slot has the epoch of the settling lane.
+
+FOR SHARE makes a new owner's TAKE wait for the settle to commit, so the epoch cannot rise between check and update.
+MATERIALIZED evaluates the fence once, not per row.
+"""
 
 OWNED = """\
--- How many slots one run of a relay owns now, by its instance
+-- How many slots one run of a relay owns, by its instance
 SELECT count(*) FROM {slots_table}
 WHERE source = %(source)s AND NOT clean AND strpos(owner, %(instance)s) > 0"""
 
 HELD = """\
--- Which slots of this outbox somebody holds, here or elsewhere, and in which session
+-- Which slots of this outbox are locked, by any relay, and in which session
 SELECT objid::int, pid FROM pg_catalog.pg_locks
 WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%(class)s::bigint & 4294967295)::oid
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 OURS = """\
--- Which slots one run of a relay had last, by its instance, and whether it has left them. Those of a vanished owner
--- that it waits for are not among them.
+-- Which slots one run of a relay had last, by its instance, and whether it has released them. Slots in the grace of a
+-- crashed owner still carry that owner's name, and are not among them.
 SELECT slot, clean FROM {slots_table} WHERE source = %(source)s AND strpos(owner, %(instance)s) > 0"""
 
 LAYOUT = """\
--- Announce into how many slots we split the keys, and look for a relay that splits them otherwise.
+-- Announce the number of slots of this relay by a shared lock, and find a relay that announces another number.
 SELECT pg_advisory_lock_shared(%(class)s::int, %(count)s::int),
        (SELECT min(objid::int) FROM pg_locks
         WHERE locktype = 'advisory' AND granted AND classid = (%(class)s::bigint & 4294967295)::oid
@@ -135,7 +146,7 @@ SELECT pg_advisory_lock_shared(%(class)s::int, %(count)s::int),
 
 
 def slots_table(outbox: TableName) -> TableName:
-    """It lives beside the outbox, in the same schema."""
+    """The table is in the schema of the outbox."""
     return TableName(SLOTS_TABLE, outbox.schema)
 
 
@@ -152,13 +163,15 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Owner:
+    """The lane that owns a slot, and its process; kept as text in `outspark_slots.owner`."""
+
     relay: str
     instance: str
     lane: int
     host: str
     pid: int
     slots: int | None = None
-    """Into how many slots it split the keys."""
+    """The number of slots in the owner's layout."""
 
     @classmethod
     def here(cls, relay: str, instance: str, lane: int) -> Owner:
@@ -181,10 +194,10 @@ class Owner:
         )
 
     def has_ended(self) -> bool:
-        """True only when it is certain that this owner publishes nothing any more.
+        """True only when it is certain that this owner does not publish any more.
 
-        A process of ours hosts one lane at a time, so an owner in this very process has ended; so has one whose
-        process is gone. Of another machine nothing is known.
+        A worker process hosts one lane at a time, so an owner in this very process has ended, and so has an owner
+        whose process does not exist any more. About processes on other hosts nothing is known.
         """
         if self.host != _host():
             return False
@@ -202,7 +215,7 @@ def _alive(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """A killed process keeps its number until its parent has taken note; it does nothing any more."""
+    """A killed process keeps its pid until its parent reaps it, but it does not run any more."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] in ("Z", "X")
@@ -211,9 +224,9 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _host() -> str:
-    """Host name and, where the system has them, the namespace of process ids and the boot of the kernel.
+    """The host name with, where the system has them, the pid namespace and the boot id.
 
-    Two containers share no pids, and neither do two machines that were given the same name.
+    Pids are comparable only within one namespace and one boot: containers may share a host name, and so may machines.
     """
     try:
         namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:").strip("[]")
@@ -232,19 +245,19 @@ def _boot() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One slot as it came to us. `settled` means that its last owner cannot be publishing any more."""
+    """One slot as it was taken. `settled` means that its previous owner cannot be publishing any more."""
 
     slot: int
     clean: bool
     settled: bool
     note: str | None = None
     age: float | None = None
-    """Seconds since its last owner left, if it did."""
+    """Seconds since the previous owner released the slot or, if it did not, took it; None for a new slot."""
 
 
 @dataclass(slots=True)
 class Slots:
-    """The slots of one source on one lane's connection. Gone with the connection; make a new one after a loss."""
+    """The slots of one source, owned through one lane's connection. Its loss releases the locks: make a new object."""
 
     conn: Connection
     table: TableName
@@ -259,9 +272,9 @@ class Slots:
         return str(self.table)
 
     def prepare(self, side_tables: Mapping[str, str] | None = None) -> None:
-        """Make sure of our tables, and that nobody splits the keys of this outbox into another number of slots.
+        """Create Outspark's tables where missing, and check that every relay on this outbox uses the same layout.
 
-        `side_tables` are those that the contract needs besides: name -> statement that creates it.
+        `side_tables` are further tables that the contract needs: name -> statement that creates it.
         """
         own = {str(slots_table(self.table)): compose(CREATE, self.table)}
         for name, create in {**own, **(side_tables or {})}.items():
@@ -274,6 +287,8 @@ class Slots:
                 f"slots = {self.count} for {self.table}, but another relay on this table works with slots = {row[1]}; "
                 "give both the same number, or stop the other one first"
             )
+        # The shared lock above proves that no relay with another layout is running. The rows may still be those of an
+        # earlier layout: the check is repeated under the lock, because another lane may have just rewritten them.
         if self._split_otherwise():
             with self.conn.transaction():
                 self.conn.execute(ONE_AT_A_TIME, {"class": lock_class("split", self.table)})
@@ -281,7 +296,7 @@ class Slots:
                     self._split_anew(owners)
 
     def take(self) -> list[Taken]:
-        """Take what is free among the wanted slots that we do not own yet."""
+        """Take the free ones of the wanted slots that this lane does not own yet."""
         missing = [slot for slot in self.wanted if slot not in self.epochs]
         if not missing:
             return []
@@ -306,21 +321,21 @@ class Slots:
         return str(replace(self.owner, slots=self.count))
 
     def _split_otherwise(self) -> list[tuple[str, bool]]:
-        """The last owners of the slots and whether they left in good order, if not all split the keys as we do."""
+        """The last owners of the slots and whether they released them cleanly; empty if all used this layout."""
         owners: list[tuple[str, bool]] = self.conn.execute(
             compose(OWNERS, self.table), {"source": self.source}
         ).fetchall()
-        # Where an owner does not say, there were as many as there are rows.
+        # An owner without a `slots=` part had as many slots as there are rows.
         parsed = [Owner.parse(owner) for owner, _ in owners]
         counts = {len(owners) if one is None or one.slots is None else one.slots for one in parsed}
         return owners if counts - {self.count} else []
 
     def _split_anew(self, owners: list[tuple[str, bool]]) -> None:
-        """Nobody works on the table with another number of slots now, but somebody may have ended in mid-batch."""
-        vanished = [owner for owner, clean in owners if not clean]
-        # If one of them may still be publishing, that is what has to be known of every slot.
-        living = [owner for owner in vanished if not _ended(owner)]
-        known = Owner.parse((living or vanished or [str(self.owner)])[0])
+        """Change the layout. No relay with the old one is running, but one may have crashed in mid-batch."""
+        unclean = [owner for owner, clean in owners if not clean]
+        # If one of them may still be publishing, every new slot has to name it, so that its grace is waited for.
+        living = [owner for owner in unclean if not _ended(owner)]
+        known = Owner.parse((living or unclean or [str(self.owner)])[0])
         unknown = Owner("unknown", "-", 0, "-", 0)
         self.conn.execute(
             compose(SPLIT_ANEW, self.table),
@@ -328,19 +343,19 @@ class Slots:
                 "source": self.source,
                 "count": self.count,
                 "owner": str(replace(known or unknown, slots=self.count)),
-                "clean": not vanished,
+                "clean": not unclean,
             },
         )
 
     def begin(self, slots: list[int]) -> None:
-        """Put our name to slots that were left in disorder, once nobody else can be publishing from them."""
+        """Write this lane's name to unclean slots, once no earlier owner can be publishing from them."""
         self.conn.execute(
             compose(BEGIN, self.table),
             {"source": self.source, "slots": slots, "owner": self._signature()},
         )
 
     def prove(self) -> None:
-        """OwnershipLost unless every slot is still ours."""
+        """OwnershipLost unless every slot still has the epoch of this lane."""
         row = self.conn.execute(
             compose(PROVE, self.table),
             {"source": self.source, "slots": list(self.epochs), "epochs": list(self.epochs.values())},
@@ -350,7 +365,7 @@ class Slots:
         self.proved = time.monotonic()
 
     def leave(self, slots: list[int], note: str | None = None) -> None:
-        """Mark these as left in good order, and let go of all. The locks go with `pg_advisory_unlock_all`."""
+        """Mark these slots as released and forget all. The caller releases the locks with `pg_advisory_unlock_all`."""
         if slots:
             epochs = [self.epochs[slot] for slot in slots]
             self.conn.execute(

@@ -1,4 +1,4 @@
-"""What libpq's `certificate verify failed` means: it has one text for an unknown CA and for an expired certificate."""
+"""Explains libpq's `certificate verify failed`, its one text for unknown CAs and expired certificates alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_CA = "~/.postgresql/root.crt"
 
 
 def explained(reason: str, url: str) -> str:
-    """The reason of a failed connect, after what it means where libpq does not say. May ask the server."""
+    """libpq's reason of a failed connect, preceded by its meaning where libpq is vague. May connect to the server."""
     try:
         verdict = _verdict(url) if _UNCLEAR in reason else None
     except (psycopg.ProgrammingError, OSError, ValueError):
@@ -30,7 +30,7 @@ def explained(reason: str, url: str) -> str:
 def _verdict(url: str) -> str | None:
     given = conninfo_to_dict(url)
     host, port = str(given.get("host") or ""), int(given.get("port") or 5432)
-    # Of several hosts libpq tells which one it was only in words; a folder is a Unix socket.
+    # With several hosts, libpq names the one that failed only in its text. A folder is a Unix socket.
     if not host or "," in host or host.startswith("/"):
         return None
     trusted = str(given.get("sslrootcert") or _DEFAULT_CA)

@@ -1,1 +1,1 @@
-"""What every lane needs from whatever hosts it, without Spark: its spec, the hand-over, the stop, the process cache."""
+"""What a lane needs from its host, whether Spark or a test: spec, hand-over, stop signal, process cache."""

@@ -1,4 +1,8 @@
-"""What the shifts of a lane and the driver tell each other, over NOTIFY on the lane's own connections."""
+"""Messages between the shifts of a lane and the driver, sent with NOTIFY, and the baton that shifts hand over.
+
+The baton is a session-level advisory lock per lane: PostgreSQL releases it when its session ends, for whatever reason.
+So only one shift of a lane works at a time, and a crashed one cannot block the next.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from outspark.database.session import Connection
 STOP = "stop"
 
 TRY_BATON = """\
--- Take over from the last shift of this lane, once it has let go
+-- Take over from the previous shift of this lane, once that has released the baton
 SELECT pg_try_advisory_lock(%s::int, %s::int)"""
 
 HELD_BATONS = """\
@@ -22,11 +26,11 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = (%(class)
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 LET_GO = """\
--- Unlock everything this session holds, and tell the next shift
+-- Release every lock of this session, and notify the next shift
 SELECT pg_advisory_unlock_all(), pg_notify(%(channel)s, %(message)s)"""
 
-SAY = """\
--- Tell the other shifts of this relay
+NOTIFY = """\
+-- Notify the other shifts of this run
 SELECT pg_notify(%(channel)s, %(message)s)"""
 
 
@@ -35,7 +39,7 @@ _READY = re.compile(r"ready (\d+) (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The shift that says this is warm and waits for the baton."""
+    """A shift sends this once it is warm and waits for the baton."""
 
     lane: int
     shift: int
@@ -49,7 +53,7 @@ def free(lane: int) -> str:
 
 
 def is_relief(notify: Notify, lane: int, shift: int) -> bool:
-    """Does this say that a later shift of the lane is ready?"""
+    """Is this the `Ready` of a later shift of the lane?"""
     ready = _READY.fullmatch(notify.payload)
     return ready is not None and int(ready[1]) == lane and int(ready[2]) > shift
 
@@ -58,5 +62,5 @@ def listen(conn: Connection, channel: str) -> None:
     conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
 
-def say(conn: Connection, channel: str, message: str) -> None:
-    conn.execute(SAY, {"channel": channel, "message": message})
+def notify(conn: Connection, channel: str, message: str) -> None:
+    conn.execute(NOTIFY, {"channel": channel, "message": message})

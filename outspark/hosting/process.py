@@ -1,4 +1,4 @@
-"""What a process keeps from one shift to the next: connections and publishers, warm and ready."""
+"""What a worker process keeps from one shift to the next: open connections and publishers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _guards: dict[tuple[str, str], DeadGuard] = {}
 _tracing: Tracing | None = None
 
 
-def calm_collector() -> None:
-    """For a process that does nothing but host lanes: batches make thousands of objects and hardly a cycle.
+def tune_garbage_collector() -> None:
+    """Make the garbage collector run rarely: batches create thousands of objects and hardly any reference cycle.
 
-    Without this, the collector walks them every few hundred, and now and then all that was ever imported.
+    By default the collector scans young objects every few hundred allocations, and at times all imported modules.
+    Only for a process that does nothing but host lanes.
     """
     if gc.get_freeze_count() == 0:
         gc.collect()
@@ -37,7 +38,7 @@ def calm_collector() -> None:
 
 
 def connecting(url: str, name: str) -> Connecting:
-    """Begin to connect to a database. A connection that was kept is pinged first: it may have died since."""
+    """Begin to connect to a database. A kept connection is pinged first, because it may have died while idle."""
     kept = _connections.pop(url, None)
     return Connecting(lambda: _ready(kept) or connect(url, name))
 
@@ -54,7 +55,7 @@ def discard(url: str) -> None:
 
 @atexit.register
 def close() -> None:
-    """Let go of everything that was kept."""
+    """Close and forget everything that was kept."""
     for url in list(_connections):
         discard(url)
     _guards.clear()
@@ -65,10 +66,10 @@ def destinations(settings: Mapping[str, DestinationSettings]) -> dict[str, Desti
 
 
 def guard(instance: str, name: str, source: SourceSettings) -> DeadGuard:
-    """Of a source, as the last shift of this run in this process left it: a window is longer than a shift."""
+    """The dead guard of a source, kept across the shifts of a run: its window is longer than a shift."""
     kept = _guards.setdefault((instance, name), DeadGuard(name, source.dead_guard))
     if source.ordering == "key":
-        # What another process has found mended since, the note tells.
+        # Another process may have found a type healthy since; the hand-over note has the current pauses.
         kept.paused.clear()
     return kept
 
@@ -95,7 +96,7 @@ def _ready(kept: Connection | None) -> Connection | None:
     try:
         kept.execute("SELECT 1")
     except psycopg.Error as error:
-        log.info("a kept connection had died", extra={"error": str(error).strip()})
+        log.info("a kept connection was lost; opening a new one", extra={"error": str(error).strip()})
         kept.close()
         return None
     return kept

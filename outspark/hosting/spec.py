@@ -1,4 +1,4 @@
-"""What every lane is told and what it reports: plain values that travel between the driver and the host of a lane."""
+"""The spec of a lane and the report of a shift: plain values that the driver and the lane's host exchange."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outspark.config.settings import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSpec:
-    """What every kind of lane is told. `instance` names one run, so that two with the same id stay apart."""
+    """The part of a spec that all kinds of lanes share. `instance` names one run, so that equal ids stay apart."""
 
     hosting: HostingSettings
     relay: RelaySettings
@@ -30,29 +30,30 @@ class LaneSpec:
 
     @property
     def channel(self) -> str:
-        """Where the driver and the lanes of this run talk to each other."""
+        """The NOTIFY channel of the driver and the lanes of this run."""
         return f"outspark_{self.instance}"
 
     @property
     def baton(self) -> tuple[int, int]:
-        """The lock that a lane's shifts hand over: only its holder works."""
+        """The advisory lock that the shifts of a lane hand over: only its holder works."""
         return baton_class(self.instance), self.lane
 
 
 def baton_class(instance: str) -> int:
-    """The class of the locks that the lanes of one run hold."""
+    """First key of the batons of one run: a signed 32-bit number, as PostgreSQL's two-key locks take it."""
     unsigned = zlib.crc32(f"outspark/baton/{instance}".encode())
     return unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
 
 
 LEAD = 1.0
-"""Seconds between the start of the next shift and the end of this one, for the next to get warm."""
+"""Seconds between the start of the next shift and the end of this one, for the next to warm up."""
 LONGEST_OVERSTAY = 30.0
+"""Seconds for which a shift without a relief may continue past its end; one more shift length if that is longer."""
 
 
 @dataclass(slots=True)
 class ShiftReport:
-    """What a shift brings home; plain JSON."""
+    """The report of one shift; plain JSON."""
 
     lane: int
     shift: int
@@ -62,9 +63,9 @@ class ShiftReport:
     problems: list[str]
     stopped: bool
     closed: list[dict[str, Any]] = field(default_factory=list)
-    """Topics that take nothing (destination, topic) and types that are paused (source, type): reason and since."""
+    """Topics that accept nothing (destination, topic) and paused types (source, type), each with reason and since."""
     causes: dict[str, Any] = field(default_factory=dict)
-    """What went wrong, as in `outspark.observability.causes.Trouble`."""
+    """Problems of the shift, in the form of `outspark.observability.causes.Trouble`."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

@@ -128,7 +128,7 @@ class InboxLane:
 
     def _consume(self, signals: Signals) -> None:
         # Two consumers of one name would fence each other, so the next begins when the last has closed its feed.
-        signals.say_ready()
+        signals.announce_ready()
         if signals.take_baton():
             Consumer(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
 
@@ -150,6 +150,6 @@ class InboxLane:
             moved=moved,
         )
         # Two workers never claim the same event, so two shifts may overlap for a moment.
-        signals.say_ready()
+        signals.announce_ready()
         with worker:
             worker.run(signals)

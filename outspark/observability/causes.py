@@ -1,7 +1,7 @@
-"""What goes wrong for a while, told by cause: a line when it begins, ever rarer ones meanwhile, one when it is over.
+"""Logs lasting problems by cause: one line when a problem begins, ever rarer ones while it lasts, one when it is over.
 
-`Causes` tells them for a whole application, whoever raises them and however often. `Trouble` keeps them for the report
-of a shift, which cannot know what the others have told already.
+`Causes` does so for a whole application, for any number of lanes that raise the same cause. `Trouble` collects the
+causes of one shift for its report, because a shift does not know what other lanes have reported already.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FIRST_INTERVAL, LONGEST_INTERVAL = 60.0, 3600.0
-_LOOK = 1.0
+_CHECK_INTERVAL = 1.0
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Of one shift. Plain JSON leaves it: cause -> text, how often, and whether it is over."""
+    """The problems of one shift, as plain JSON: cause -> its last text, how often it occurred, whether it is over."""
 
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -31,7 +31,7 @@ class Trouble:
         self.found[cause] = {"text": text, "count": before + count, "over": False}
 
     def clear(self, cause: str = "") -> None:
-        """Without a cause, of all."""
+        """Mark a cause as over, or all of them."""
         for one in self.found.values() if not cause else [self.found[cause]] if cause in self.found else ():
             one["over"] = True
 
@@ -51,9 +51,9 @@ class _Lasting:
 class Causes:
     """Safe to use from several threads.
 
-    With intervals of 1, 2, 4, ... minutes, at most an hour, 10 minutes make 5 lines: at 0, 1, 3 and 7 minutes, and at
-    the end. A cause is over when all have cleared it and nobody has raised it again for `calm` seconds: lanes notice an
-    outage one by one.
+    Lines repeat after 1, 2, 4, ... minutes, at most an hour: a problem of 10 minutes has 5 lines, at 0, 1, 3 and 7
+    minutes and at the end. A cause is over when all reporters have cleared it and none has raised it again for `calm`
+    seconds, because lanes notice an outage one after the other.
     """
 
     def __init__(self, calm: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +64,7 @@ class Causes:
     def raise_(
         self, cause: str, text: str, count: int = 1, *, who: object = "", level: int = logging.WARNING
     ) -> None:
-        """`cause` is the same for what is to be told once, and opens the line; `text` says what was met last."""
+        """Report a problem. Equal `cause`s share their lines and begin them; `text` is the most recent detail."""
         with self._lock:
             now = self._clock()
             one = self._lasting.get(cause)
@@ -73,19 +73,19 @@ class Causes:
                 log.log(level, cause, extra={"error": text, **_by(who)})
             one.text, one.count = text, one.count + count
             one.who.add(who)
-            self.look()
+            self.write_due()
 
     def clear(self, cause: str, *, who: object = "") -> None:
-        """Harmless when it was not raised."""
+        """Withdraw a problem. Harmless when it was not raised."""
         with self._lock:
             one = self._lasting.get(cause)
             if one is not None and who in one.who:
                 one.who.discard(who)
                 one.calm_since = self._clock()
-            self.look()
+            self.write_due()
 
     def take(self, who: object, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """The `Trouble` of somebody's shift; what it does not mention is over for them."""
+        """Take the `Trouble` of a lane's shift; causes that it does not mention are over for that lane."""
         with self._lock:
             for cause, one in found.items():
                 self.raise_(cause, one["text"], one["count"], who=who)
@@ -93,24 +93,24 @@ class Causes:
                 if cause not in found or found[cause]["over"]:
                     self.clear(cause, who=who)
 
-    def look(self) -> None:
+    def write_due(self) -> None:
         """Write the lines that are due."""
         with self._lock:
             now = self._clock()
             for cause, one in list(self._lasting.items()):
-                told = {"count": one.count, "seconds": round(now - one.since), "error": one.text}
+                extra = {"count": one.count, "seconds": round(now - one.since), "error": one.text}
                 if not one.who and now - one.calm_since >= self._calm:
                     del self._lasting[cause]
-                    log.info(f"{cause}: over", extra=told)
+                    log.info(f"{cause}: over", extra=extra)
                 elif one.who and now >= one.next_line:
                     one.interval = min(one.interval * 2, LONGEST_INTERVAL)
                     one.next_line = now + one.interval
-                    log.log(one.level, f"{cause}: still so", extra=told)
+                    log.log(one.level, f"{cause}: ongoing", extra=extra)
 
     def run(self, stopping: threading.Event) -> None:
-        """The life of a thread that looks now and then."""
-        while not stopping.wait(_LOOK):
-            self.look()
+        """The body of a thread that calls `write_due` every second."""
+        while not stopping.wait(_CHECK_INTERVAL):
+            self.write_due()
 
 
 def _by(who: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Structured logs on stderr: short lines for people, JSON lines for machines. Passwords never pass.
+"""Structured logs on stderr: short lines for people, JSON lines for machines. Passwords are removed.
 
 Fields travel as `extra`: `log.info("settled", extra={"source": "orders", "events": 500})`.
 Events appear by id, never by payload.
@@ -21,9 +21,9 @@ _COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICA
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Sets up the `outspark` loggers of this process; calling it again replaces what was there.
+    """Set up the `outspark` loggers of this process, replacing an earlier setup.
 
-    Works alike in the driver and in Spark's Python workers, whose stderr Spark keeps in its own logs.
+    Works in the driver and in Spark's Python workers, whose stderr Spark keeps in its own logs.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
@@ -35,7 +35,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller gave as `extra`."""
+    """The `extra` fields of a record."""
     return {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
 
 
@@ -80,7 +80,7 @@ def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> list[str
 
 
 def _safe(text: str, limit: int = _MAX_TEXT) -> str:
-    """Without passwords, and fit for any stream. A password that the limit would cut in two is hidden before."""
+    """The text without passwords, fit for any stream. Redacted before the cut, so no half of a password remains."""
     return storable(redact(text[: 2 * limit]), limit)
 
 

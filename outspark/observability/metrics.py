@@ -1,6 +1,6 @@
-"""What is measured: every metric by name, and `Tally`, which keeps them in one process.
+"""All metrics by name, and `Tally`, which holds their values in one process.
 
-A lane fills a Tally and sends it home as JSON at the end of its shift; the driver merges it into its own.
+A lane fills a Tally and returns it as JSON at the end of its shift; the driver merges it into its own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """As an OpenTelemetry collector writes it: dots become underscores, and seconds get `_seconds`."""
+        """The name as an OpenTelemetry collector exports it: with underscores for dots, and `_seconds` for seconds."""
         name = self.name.replace(".", "_")
         return f"{name}_seconds" if self.unit == "s" and not name.endswith("_seconds") else name
 
@@ -96,34 +96,41 @@ METRICS: Final[dict[str, Metric]] = {
     for metric in (
         _counter(
             EVENTS_TOTAL,
-            "Events settled, by what became of them: delivered, skipped, retry, dead.",
+            "Events settled, by outcome: delivered, skipped, retry, dead.",
             "source",
             "status",
         ),
-        _histogram(BATCH_SIZE, "Events claimed at once.", "source", unit="", buckets=SIZES),
+        _histogram(BATCH_SIZE, "Events per claim.", "source", unit="", buckets=SIZES),
         _histogram(
-            E2E_LATENCY, "From the event's creation to the broker's acknowledgement.", "source", buckets=AGES
+            E2E_LATENCY,
+            "Time from an event's creation to the broker's acknowledgement.",
+            "source",
+            buckets=AGES,
         ),
         _histogram(
             STORAGE_LATENCY, "Database statements of the lanes: claim, settle, adopt, reap.", "source", "op"
         ),
         _histogram(
-            PUBLISHER_LATENCY, "From handing a batch to a publisher until all its answers.", "destination"
+            PUBLISHER_LATENCY,
+            "Time from handing a batch to a publisher until all of its answers.",
+            "destination",
         ),
-        _gauge(PENDING_COUNT, "Events that wait in the table.", "source"),
-        _gauge(OLDEST_AGE_SECONDS, "Age of the oldest event that waits.", "source", unit="s"),
-        _gauge(LANES_RUNNING, "Lanes that are hosted in a Spark task now."),
-        _gauge(SLOTS_OWNED, "Slots that have an owner in this application.", "source"),
-        _counter(HANDOVERS_TOTAL, "Shifts that handed their slots over to the next one."),
+        _gauge(PENDING_COUNT, "Pending events in the table.", "source"),
+        _gauge(OLDEST_AGE_SECONDS, "Age of the oldest pending event.", "source", unit="s"),
+        _gauge(LANES_RUNNING, "Lanes that run in a Spark task now."),
+        _gauge(SLOTS_OWNED, "Slots that lanes of this application own.", "source"),
+        _counter(HANDOVERS_TOTAL, "Shifts that handed their slots over to the next shift."),
         _counter(
             LEASES_LOST_TOTAL,
-            "Events whose claim was somebody else's by the time they were settled.",
+            "Events that another lane had claimed by the time this one settled them.",
             "source",
         ),
-        _counter(HELD_TOTAL, "Events put back because an earlier event of their key did not pass.", "source"),
-        _counter(ADOPTED_TOTAL, "Claims taken over from an owner that died.", "source"),
-        _counter(REAPED_TOTAL, "Claims given back because their lease ran out.", "source"),
-        _gauge(BREAKER_OPEN, "1 while a destination is taken to be down, else 0.", "destination"),
+        _counter(
+            HELD_TOTAL, "Events put back because an earlier event of their key did not succeed.", "source"
+        ),
+        _counter(ADOPTED_TOTAL, "Claims taken over from an owner that crashed or disconnected.", "source"),
+        _counter(REAPED_TOTAL, "Claims released because their lease expired.", "source"),
+        _gauge(BREAKER_OPEN, "1 while the circuit breaker of a destination is open, else 0.", "destination"),
         _gauge(
             TOPIC_CLOSED,
             "1 while events wait for a topic that is missing, forbidden or full, else 0.",
@@ -131,10 +138,13 @@ METRICS: Final[dict[str, Metric]] = {
             "topic",
         ),
         _gauge(
-            TYPE_PAUSED, "1 while a type of events is paused because too many of it died.", "source", "type"
+            TYPE_PAUSED,
+            "1 while a type of events is paused because too many of its events died.",
+            "source",
+            "type",
         ),
         _counter(LANE_RESTARTS_TOTAL, "Shifts that failed and were started again."),
-        _counter(DOORBELL_RINGS_TOTAL, "Times a sleeping lane was woken by the doorbell.", "source"),
+        _counter(DOORBELL_RINGS_TOTAL, "How often the doorbell woke a sleeping lane.", "source"),
         _counter(
             JEAP_POST_TOTAL,
             "Messages put into a jEAP outbox, for immediate or scheduled delivery, by how the transaction ended: "
@@ -144,7 +154,7 @@ METRICS: Final[dict[str, Metric]] = {
         ),
         _histogram(
             JEAP_TRANSMIT,
-            "Messages of a jEAP outbox that the broker took, immediate or scheduled, and how long that took.",
+            "Messages of a jEAP outbox that the broker acknowledged, immediate or scheduled, and how long that took.",
             "source",
             "delivery_type",
         ),
@@ -158,31 +168,35 @@ METRICS: Final[dict[str, Metric]] = {
         ),
         _counter(
             INBOX_ACCEPTED_TOTAL,
-            "Messages that came in, by what they were: new, duplicate, duplicate_key, refused, out_of_partitions.",
+            "Messages consumed, by result: new, duplicate, duplicate_key, refused, out_of_partitions.",
             "group",
             "outcome",
         ),
         _counter(
             INBOX_EVENTS_TOTAL,
-            "Events of an inbox after a try, by what became of them: handled, skipped, retry, dead, held, lost.",
+            "Events of an inbox after a try, by outcome: handled, skipped, retry, dead, held, lost.",
             "group",
             "status",
         ),
-        _histogram(INBOX_HANDLER_LATENCY, "How long handlers took.", "group"),
+        _histogram(INBOX_HANDLER_LATENCY, "Run time of handlers.", "group"),
         _counter(
-            INBOX_GIVEN_BACK_TOTAL, "Events that came back from workers that vanished or hang.", "group"
-        ),
-        _counter(INBOX_HUNG_TOTAL, "Handlers that did not come back in their time.", "group"),
-        _counter(
-            INBOX_INTAKE_FAILURES_TOTAL,
-            "Times that taking in had to begin anew: broker or database.",
+            INBOX_GIVEN_BACK_TOTAL,
+            "Events released from workers that crashed, disconnected or hang.",
             "group",
         ),
-        _gauge(INBOX_PENDING_COUNT, "Events of an inbox that wait for their handlers.", "inbox"),
-        _gauge(INBOX_OLDEST_AGE_SECONDS, "Age of the oldest event that waits in an inbox.", "inbox"),
+        _counter(INBOX_HUNG_TOTAL, "Handlers that exceeded their timeout.", "group"),
+        _counter(
+            INBOX_INTAKE_FAILURES_TOTAL,
+            "Restarts of a consumer after an error of the broker or the database.",
+            "group",
+        ),
+        _gauge(INBOX_PENDING_COUNT, "Pending events of an inbox.", "inbox"),
+        _gauge(INBOX_OLDEST_AGE_SECONDS, "Age of the oldest pending event of an inbox.", "inbox"),
         _gauge(INBOX_DEAD_COUNT, "Dead events of an inbox.", "inbox"),
         _gauge(
-            INBOX_PAUSED_COUNT, "Types of events whose handlers are paused, because they fail alike.", "inbox"
+            INBOX_PAUSED_COUNT,
+            "Types of events that are paused because their handlers fail the same way.",
+            "inbox",
         ),
     )
 }
@@ -190,7 +204,7 @@ METRICS: Final[dict[str, Metric]] = {
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were at most `buckets[i]` and over the bound before it; the last is the rest."""
+    """`counts[i]` is the number of values up to `buckets[i]` and above the bound before; the last counts the rest."""
 
     counts: list[int]
     total: float = 0.0
@@ -232,7 +246,7 @@ class Tally:
             histogram.total += value
 
     def observe_many(self, name: str, values: Sequence[float], **labels: str) -> None:
-        # Sorting once and cutting at the bounds takes a third of the time of finding a bucket for each.
+        # Sorting once and bisecting the bounds takes a third of the time of bisecting for each value.
         key = _key(name, "histogram", labels)
         ordered = sorted(values)
         cuts = [0, *(bisect_right(ordered, bound) for bound in METRICS[name].buckets), len(ordered)]
@@ -254,7 +268,7 @@ class Tally:
                 ours.total += theirs.total
 
     def value(self, name: str, **labels: str) -> float:
-        """A counter or gauge as it stands; 0 when nothing was recorded. Labels left out are summed over."""
+        """The current value of a counter or gauge; 0 when nothing was recorded. Sums over labels that are not given."""
         given = set(labels.items())
         wanted = METRICS[name].labels
         with self._lock:
@@ -265,7 +279,7 @@ class Tally:
             )
 
     def samples(self) -> Iterator[tuple[Metric, list[Sample]]]:
-        """Every metric in the order of METRICS, with what was recorded for it, if anything."""
+        """Every metric in the order of METRICS, with its recorded samples, if any."""
         numbers, histograms = self._copy()
         for name, metric in METRICS.items():
             recorded: Iterable[tuple[tuple[str, Labels], float | Histogram]]

@@ -1,7 +1,7 @@
-"""OpenTelemetry, by its standard `OTEL_*` variables. Nothing of it is imported when they ask for nothing.
+"""OpenTelemetry, configured by its standard `OTEL_*` variables; its packages are imported only if they request it.
 
-Metrics leave from the driver, out of its Tally; a lane makes one span `outspark.publish` per batch, linked
-to the traces of its events.
+The driver exports the metrics of its Tally; a lane creates one span `outspark.publish` per batch, linked to the traces
+of its events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 def wanted(signal: str, environ: Mapping[str, str]) -> str | None:
-    """Which exporter the variables ask for, for `traces` or `metrics`: `otlp`, `console` or none."""
+    """The exporter that the variables request for `traces` or `metrics`: `otlp`, `console` or None."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     name = environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").lower()
@@ -50,17 +50,17 @@ def wanted(signal: str, environ: Mapping[str, str]) -> str | None:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a lane on another machine needs to know to report to the same place."""
+    """The variables that a lane on another machine needs to export to the same collector."""
     return {name: value for name, value in environ.items() if name.startswith("OTEL_")}
 
 
 class Tracing(Protocol):
     def publish(self, destination: str, messages: Sequence[Message]) -> AbstractContextManager[object]:
-        """Put around publishing one batch. A message without `traceparent` is given the batch's."""
+        """A context around the publishing of one batch. Messages without `traceparent` get that of its span."""
         ...
 
     def flush(self) -> None:
-        """Send what has been collected; to be called before a shift ends."""
+        """Export the collected spans. A lane calls it before its shift ends."""
         ...
 
 
@@ -73,7 +73,7 @@ class NoTracing:
 
 
 def tracing(environ: Mapping[str, str]) -> Tracing:
-    """Make it once per process. Without OTEL_* variables it costs nothing."""
+    """Create it once per process. Without OTEL_* variables it costs nothing."""
     exporter = wanted("traces", environ)
     if exporter is None:
         return NoTracing()
@@ -114,7 +114,7 @@ class SpanTracing:
 
 
 def _links(messages: Iterable[Message]) -> Iterator[Link]:
-    """One per trace, the first MAX_LINKS: a link costs memory, and nobody follows hundreds."""
+    """One link per trace, for the first MAX_LINKS traces: links cost memory, and readers do not follow hundreds."""
     from opentelemetry.trace import Link, SpanContext, TraceFlags
 
     seen: set[str] = set()
@@ -148,7 +148,7 @@ class MetricsExport:
         self._thread.start()
 
     def stop(self) -> None:
-        """Sends the last numbers, then ends."""
+        """Export the final values, then stop the thread."""
         self._stop.set()
         self._thread.join(10)
         self._exporter.shutdown()
@@ -161,14 +161,14 @@ class MetricsExport:
             try:
                 self._exporter.export(metrics_data(self._tally(), resource()))
             except Exception:
-                # A collector that is away must not end the loop.
-                log.warning("metrics could not be exported", exc_info=True)
+                # A collector that does not answer must not end the loop.
+                log.warning("the driver could not export metrics", exc_info=True)
             if last:
                 return
 
 
 def metrics_export(tally: Callable[[], Tally], environ: Mapping[str, str]) -> MetricsExport | None:
-    """Starts to export, if the variables ask for it."""
+    """Start the export if the variables request it."""
     name = wanted("metrics", environ)
     if name is None:
         return None

@@ -1,6 +1,6 @@
-"""A Tally in the form that OpenTelemetry's exporters take.
+"""Converts a Tally to the data classes of OpenTelemetry's exporters.
 
-Written by hand because instruments of the SDK can observe counters and gauges, but not whole histograms.
+Not through the SDK's instruments, because these can observe counters and gauges, but not complete histograms.
 """
 
 from __future__ import annotations

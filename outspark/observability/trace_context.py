@@ -1,4 +1,4 @@
-"""The W3C trace context of the current span; those who do not use OpenTelemetry do not import it."""
+"""The W3C trace context of the current span, without importing OpenTelemetry where the program does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 def current() -> dict[str, str]:
     """`traceparent`, and `tracestate` if there is one; empty without a current span."""
-    # A span can only be current when somebody has imported the API already.
+    # A span can be current only if the program has imported the API already.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return {}

@@ -162,7 +162,7 @@ class DatabaseSession:
                 self.bells[loop.waker.channel] = loop
                 control.listen(conn, loop.waker.channel)
             loop.warm()
-        control.say(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
+        control.notify(conn, self.spec.channel, str(control.Ready(self.spec.lane, self.spec.shift)))
         if self.problem:
             self.trouble.clear()
         self.problem, self._pause = "", FIRST_PAUSE

@@ -1,4 +1,4 @@
-"""An application on Spark: lanes in long tasks, one driver thread each, until it is stopped."""
+"""The application on the Spark driver: lanes run in long tasks, and one driver thread per lane submits them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ from outspark.observability.metrics import Tally
 try:
     from pyspark.sql import SparkSession
 
-    from outspark.spark.beat import HANGING, SILENT, prefix
     from outspark.spark.session import cancel, close_session, open_session
     from outspark.spark.shifts import Shifts, reason
+    from outspark.spark.watchdog import HANGING, SILENT, prefix
 except ImportError as error:
     raise ExtraMissing("the relay", "spark") from error
 
 log = logging.getLogger(__name__)
 
-UNWELL = 3
+MAX_FAILURES = 3
 """Failures in a row after which a lane counts as not alive."""
 CANCEL_WAIT = 5.0
+"""Seconds that the driver waits for cancelled tasks to end."""
 ORPHAN_POLL = 0.1
-WATCH = 1.0
-SILENCE = 5.0
+WATCH_INTERVAL = 1.0
+QUERY_MARGIN = 5.0
+"""Seconds that the driver gives a hanging lane to report its location before the driver infers one."""
 STUCK = "lane is stuck"
-CALM = 5.0
-"""Seconds more than a shift after which an outage that nobody reports any more is over."""
+CALM_MARGIN = 5.0
+"""Seconds beyond a shift after which an outage that no lane reports any more counts as over."""
 
 
 class SparkApplication(ABC):
-    """Lanes hosted on Spark. `start` returns when they are submitted, `stop` when they have ended in good order."""
+    """Lanes hosted on Spark. `start` returns once the lanes are submitted, `stop` once they ended or were cancelled."""
 
     kind = "application"
 
@@ -49,7 +51,7 @@ class SparkApplication(ABC):
         self.settings = settings
         self.instance = instance
         self.tally = Tally()
-        self.causes = Causes(calm=settings.hosting.shift.total_seconds() + CALM)
+        self.causes = Causes(calm=settings.hosting.shift.total_seconds() + CALM_MARGIN)
         self.stopping = threading.Event()
         self.started = time.time()
         self.spark: SparkSession | None = None
@@ -90,16 +92,16 @@ class SparkApplication(ABC):
         log.info(f"{self.kind} is running", extra={"relay": self.settings.relay.id, "lanes": lanes})
 
     def stop(self) -> None:
-        """Finish the batches in flight; cancel what does not end in time."""
+        """Let the lanes finish their batches in flight; cancel the tasks of lanes that do not end in time."""
         self.stopping.set()
         deadline = time.monotonic() + self.settings.hosting.shutdown_timeout.total_seconds()
         if self._threads:
-            self._say_stop()
+            self._send_stop()
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
             _join(self._threads, 0.5)
-            # A shift that was just starting when the word went round has not heard it, nor has one whose database
-            # is away for a moment.
-            self._say_stop()
+            # NOTIFY reaches only sessions that listen already: repeat it for a shift that was starting, or whose
+            # connection was lost for a moment.
+            self._send_stop()
         if any(thread.is_alive() for thread in self._threads):
             log.warning("lanes did not finish in time; their tasks are cancelled")
             if self.spark is not None:
@@ -113,23 +115,23 @@ class SparkApplication(ABC):
         log.info(f"{self.kind} has stopped")
 
     def _await_orphans(self, deadline: float) -> bool:
-        """Lanes outlive Spark for the batch they have in their hands. True when none can be at work any more."""
+        """Wait for lanes that outlive Spark to finish their batch. True when no lane can be at work any more."""
         if any(thread.is_alive() for thread in self._threads):
             return False
         while at_work := self._lanes_at_work():
             if time.monotonic() >= deadline:
                 log.warning("lanes did not finish in time", extra={"lanes": sorted(at_work)})
                 return False
-            self._say_stop()
+            self._send_stop()
             time.sleep(ORPHAN_POLL)
         return True
 
     @property
     def lost(self) -> bool:
-        """Spark has ended under us: stop, and start again in a new process."""
+        """The Spark application has ended, so this process has to be restarted."""
         return any(shifts.lost for shifts in self._shifts)
 
-    # What the server asks (outspark.server.StatusView)
+    # The methods of outspark.server.StatusView
 
     def healthy(self) -> list[str]:
         if self.stopping.is_set():
@@ -137,7 +139,7 @@ class SparkApplication(ABC):
         return [
             f"lane {shifts.spec.lane}: {shifts.stuck or shifts.problem or 'not running'}"
             for shifts in self._shifts
-            if not shifts.running or shifts.failures >= UNWELL or shifts.stuck
+            if not shifts.running or shifts.failures >= MAX_FAILURES or shifts.stuck
         ]
 
     @abstractmethod
@@ -148,7 +150,7 @@ class SparkApplication(ABC):
 
     @abstractmethod
     def drained(self) -> bool:
-        """Is there nothing left to do, for now?"""
+        """True when no event is due."""
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -172,57 +174,57 @@ class SparkApplication(ABC):
 
     @abstractmethod
     def _preflight(self) -> None:
-        """Refuse what no waiting can mend."""
+        """Raise for configuration and database errors that a retry cannot fix."""
 
     @abstractmethod
-    def _say_stop(self) -> bool:
-        """Said again until the lanes have ended. False when no lane can have heard it."""
+    def _send_stop(self) -> bool:
+        """Notify the lanes to stop; repeated until they have ended. False when no database could be reached."""
 
     @abstractmethod
     def _lanes_at_work(self) -> set[int]:
-        """Those that hold their baton; only those of which a database knows."""
+        """The lanes whose baton lock is held in a database that answers."""
 
     @abstractmethod
-    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
-        """The first column of what the databases answer."""
+    def _query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        """The first column of the rows of all databases."""
 
     @abstractmethod
     def _gauge(self) -> None: ...
 
     def _background_threads(self) -> Mapping[str, Callable[[threading.Event], None]]:
-        """What else runs in threads of the driver until it is told to stop."""
+        """Name -> function that runs in a driver thread of its own until the event is set."""
         keeper = PartitionKeeper.of(self.settings)
         kept = {} if keeper is None else {"partitions": keeper.run}
         return {"causes": self.causes.run, "watch": self._watch, **kept}
 
     def _watch(self, stopping: threading.Event) -> None:
-        """A lane that hangs cannot say so, but its shift does not end."""
+        """Check for stuck lanes: a lane that hangs cannot report it, but its shift does not end."""
         limit = self.settings.hosting.stuck_after.total_seconds()
-        while not stopping.wait(WATCH):
+        while not stopping.wait(WATCH_INTERVAL):
             for shifts in self._shifts:
-                self._look_at(shifts, limit)
+                self._check_stuck(shifts, limit)
 
-    def _look_at(self, shifts: Shifts, limit: float) -> None:
+    def _check_stuck(self, shifts: Shifts, limit: float) -> None:
         lane, late, who = shifts.spec.lane, shifts.late(), f"driver of lane {shifts.spec.lane}"
-        where = self._where(shifts.spec, limit) if late >= limit else None
+        where = self._stuck_location(shifts.spec, limit) if late >= limit else None
         if where is None:
             shifts.stuck = ""
             self.causes.clear(STUCK, who=who)
             return
         count = 0 if shifts.stuck else 1
-        shifts.stuck = f"stuck in {where}, {late:.0f} s after its time"
+        shifts.stuck = f"stuck in {where}, its shift is {late:.0f} s overdue"
         self.causes.raise_(STUCK, f"lane {lane}: {shifts.stuck}", count, who=who, level=logging.ERROR)
 
-    def _where(self, spec: LaneSpec, limit: float) -> str | None:
-        """None for one that moves, and only lacks relief or has not been started yet."""
-        # Later than the lane would say it itself, if it can.
-        silent = {"class": spec.baton[0], "lane": spec.lane, "seconds": limit + SILENCE}
-        found = self._ask(HANGING, {"prefix": prefix(spec)}) or self._ask(SILENT, silent)
+    def _stuck_location(self, spec: LaneSpec, limit: float) -> str | None:
+        """Where the lane hangs; None for a lane that makes progress, and only waits for its next shift to start."""
+        # The lane's watchdog reports first, with an exact location; its silent session is the fallback.
+        silent = {"class": spec.baton[0], "lane": spec.lane, "seconds": limit + QUERY_MARGIN}
+        found = self._query(HANGING, {"prefix": prefix(spec)}) or self._query(SILENT, silent)
         return found[0] if found else None
 
     @abstractmethod
     def _ended(self, *, all_lanes: bool) -> None:
-        """After the lanes; `all_lanes` says whether none can be at work any more."""
+        """Clean up after the lanes; `all_lanes` is true when no lane can be at work any more."""
 
     def _take_report(self, report: dict[str, Any]) -> None:
         self.tally.merge(Tally.from_json(report["tally"]))

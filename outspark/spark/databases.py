@@ -1,4 +1,4 @@
-"""The driver's own connections: one per database, opened when needed and again after a loss."""
+"""The driver's own connections: one per database, opened on demand and reopened after an error."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from outspark.database.tls import explained
 from outspark.errors import OutsparkError
 from outspark.hosting import control
 from outspark.redaction import redact
-from outspark.spark.asking import Asker
+from outspark.spark.queries import QueryThread
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE = 5.0
-"""Seconds in which a database has to answer before the others' answers go on without it."""
+TIMEOUT = 5.0
+"""Seconds after which a database that does not answer is reported as failed."""
 
 
 class Databases:
     """Safe to use from several threads. `name` shows in pg_stat_activity."""
 
-    def __init__(self, name: str, patience: float = PATIENCE) -> None:
+    def __init__(self, name: str, timeout: float = TIMEOUT) -> None:
         self._name = name
-        self._patience = patience
+        self._timeout = timeout
         self._connections: dict[str, Connection] = {}
         self._locks: dict[str, threading.RLock] = {}
-        self._askers: dict[str, Asker] = {}
+        self._threads: dict[str, QueryThread] = {}
         self._lock = threading.Lock()
-        self._unheard: set[str] = set()
+        self._unreachable: set[str] = set()
 
     @contextmanager
     def use(self, url: str) -> Iterator[Connection]:
-        """The connection, for this thread alone; after an error of the database the next one is new."""
+        """The connection, for this thread alone. A database error closes it, and the next use opens a new one."""
         with self._lock_of(url):
             try:
                 yield self._open(url)
@@ -50,44 +50,49 @@ class Databases:
                 raise
 
     def each(self, urls: Mapping[str, str], work: Callable[[str], T]) -> dict[str, T | Exception]:
-        """What `work` answers to each name, all databases at the same time, or why it does not.
+        """Run `work` for each name, all databases in parallel. Name -> its result, or the error.
 
-        One that hangs is left alone with its question; until that has ended, it is not waited for again.
+        A database that hangs keeps its thread busy; later calls fail for it immediately until that query has ended.
         """
-        askers = {name: self._asker(url) for name, url in urls.items()}
-        asked = {name: asker.ask(partial(work, name)) for name, asker in askers.items()}
-        until = time.monotonic() + self._patience
+        threads = {name: self._thread(url) for name, url in urls.items()}
+        submitted = {name: thread.submit(partial(work, name)) for name, thread in threads.items()}
+        # One deadline for all: several databases that hang cost one timeout, not one each.
+        until = time.monotonic() + self._timeout
         answers: dict[str, T | Exception] = {}
-        for name, future in asked.items():
+        for name, future in submitted.items():
             try:
-                answers[name] = askers[name].answer(future, until, self._patience)
+                answers[name] = threads[name].result(future, until, self._timeout)
             except (psycopg.Error, OutsparkError) as error:
                 answers[name] = error
         return answers
 
-    def say_stop(self, databases: dict[str, str], channel: str) -> bool:
-        """Tell all lanes to finish, in each database by the name it is known by.
+    def send_stop(self, databases: dict[str, str], channel: str) -> bool:
+        """Notify all lanes to stop, through each database (name -> URL).
 
-        False when none could be reached, so that no lane can have heard it.
+        False when no database could be reached, so that no lane has received it.
         """
 
         def say(name: str) -> None:
-            self._say(databases[name], channel, control.STOP)
+            self._notify(databases[name], channel, control.STOP)
 
         answers = self.each(databases, say)
         for name, answer in answers.items():
             if answer is not None:
-                level = logging.DEBUG if name in self._unheard else logging.WARNING
-                log.log(level, "lanes cannot be told to stop", extra={"source": name, "error": line(answer)})
-                self._unheard.add(name)
+                level = logging.DEBUG if name in self._unreachable else logging.WARNING
+                log.log(
+                    level,
+                    "the driver could not notify the lanes to stop",
+                    extra={"source": name, "error": line(answer)},
+                )
+                self._unreachable.add(name)
         return any(answer is None for answer in answers.values())
 
-    def batons(self, databases: dict[str, str], number: int) -> set[int]:
-        """The lanes that hold a baton of this class. A database that does not answer holds none."""
-        return {int(lane) for lane in self.look(databases, control.HELD_BATONS, {"class": number})}
+    def lanes_at_work(self, databases: dict[str, str], number: int) -> set[int]:
+        """The lanes that hold a baton of this lock class. Databases that do not answer are left out."""
+        return {int(lane) for lane in self.query(databases, control.HELD_BATONS, {"class": number})}
 
-    def look(self, databases: dict[str, str], statement: str, parameters: dict[str, Any]) -> list[str]:
-        """The first column of what all databases answer; one that is away answers nothing."""
+    def query(self, databases: dict[str, str], statement: str, parameters: dict[str, Any]) -> list[str]:
+        """The first column of the rows of all databases. Databases that do not answer are left out."""
 
         def first_column(url: str) -> list[str]:
             with self.use(url) as conn:
@@ -96,40 +101,43 @@ class Databases:
         found: list[str] = []
         for answer in self.each({url: url for url in databases.values()}, first_column).values():
             if isinstance(answer, Exception):
-                log.debug("the database could not be asked", extra={"error": line(answer)})
+                log.debug("the driver could not query the database", extra={"error": line(answer)})
             else:
                 found += answer
         return found
 
     def close(self) -> None:
-        """What hangs is left to end with the process."""
+        """Close all idle connections. A query that hangs ends with the process."""
         with self._lock:
-            askers, self._askers = self._askers, {}
-        for asker in askers.values():
-            asker.close()
+            threads, self._threads = self._threads, {}
+        for thread in threads.values():
+            thread.close()
         for url in list(self._connections):
+            # A query that hangs holds the lock of its database, so do not wait for it.
             if self._lock_of(url).acquire(blocking=False):
                 self._forget(url)
                 self._lock_of(url).release()
 
     def _lock_of(self, url: str) -> threading.RLock:
+        # Two levels: `_lock` guards the dictionaries for an instant, the lock of a URL guards its connection for as
+        # long as a query takes.
         with self._lock:
             return self._locks.setdefault(url, threading.RLock())
 
-    def _asker(self, url: str) -> Asker:
+    def _thread(self, url: str) -> QueryThread:
         with self._lock:
-            if url not in self._askers:
-                self._askers[url] = Asker()
-            return self._askers[url]
+            if url not in self._threads:
+                self._threads[url] = QueryThread()
+            return self._threads[url]
 
-    def _say(self, url: str, channel: str, message: str) -> None:
-        """A connection that was kept may have died since, so its failure says nothing about the database."""
+    def _notify(self, url: str, channel: str, message: str) -> None:
+        """Send a NOTIFY. A kept connection may have died while idle, so its failure is retried on a new one."""
         if url in self._connections:
             with suppress(psycopg.Error, OutsparkError), self.use(url) as conn:
-                control.say(conn, channel, message)
+                control.notify(conn, channel, message)
                 return
         with self.use(url) as conn:
-            control.say(conn, channel, message)
+            control.notify(conn, channel, message)
 
     def _open(self, url: str) -> Connection:
         conn = self._connections.get(url)

@@ -1,4 +1,4 @@
-"""Which table a source or inbox really is, however its URL and name are spelled: the database is asked."""
+"""Finds sources or inboxes that are the same table under different URLs or spellings, by asking the database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outspark.config.settings import twice
 from outspark.database.names import TableName
 from outspark.errors import SettingsError
 
-# A cluster and its copy have the same identifier, so the start of the server belongs to it as well.
+# A physical copy of a cluster has the same system identifier, so the server's start time is part of the identity.
 IDENTITY = """\
 -- Which table of which database of which server this is
 SELECT CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE')
@@ -23,7 +23,7 @@ SELECT CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE')
 
 @dataclass(slots=True)
 class Identities:
-    """The tables that were seen; a second one of another name is refused."""
+    """The tables claimed so far; a table that is claimed under a second name is refused."""
 
     kind: str
     _known: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Identities:
     def claim(
         self, conn: psycopg.Connection[Any], name: str, table: TableName, group: str | None = None
     ) -> None:
-        """SettingsError when another one is this table already. `table` is resolved."""
+        """SettingsError when another name has claimed this table already. `table` is resolved."""
         with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
             row = cursor.execute(IDENTITY, {"name": table.identifier.as_string(conn)}).fetchone()
         assert row is not None, "a SELECT without FROM answers one row"

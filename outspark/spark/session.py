@@ -1,4 +1,4 @@
-"""The Spark session that hosts the lanes: a local one made for long, quiet tasks, or the one of spark-submit."""
+"""The Spark session that hosts the lanes: a local one tuned for long, quiet tasks, or that of spark-submit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from outspark.spark.java import prepare_environment
 
 log = logging.getLogger(__name__)
 
-# A lane's task hands over while the next one gets warm, so each lane needs two task slots; waiting costs nothing.
-# The 4 lets a failed task be tried again, which `local[n]` alone does not.
+# The next task of a lane warms up while the current one is still working, so each lane needs two task slots. An idle
+# slot costs nothing. The 4 is the number of attempts of a task; `local[n]` alone never retries.
 LOCAL = "local[{slots}, 4]"
 
 QUIET = """\
@@ -45,7 +45,7 @@ logger.gateway.level = error
 """
 
 NEEDED = {
-    # A second copy of a lane would only wait for the first.
+    # A speculative copy of a lane would only wait for the baton of the first.
     "spark.speculation": "false",
     "spark.python.worker.reuse": "true",
 }
@@ -53,14 +53,14 @@ NEEDED = {
 SETTINGS = {
     **NEEDED,
     "spark.ui.showConsoleProgress": "false",
-    # A relay runs for months and starts a job every few seconds: Spark must not keep them all.
+    # A relay runs for months and submits a job every few seconds: Spark must not retain them all.
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "100",
     "spark.sql.ui.retainedExecutions": "20",
 }
 
-# The JVM only hands out tasks: what its best compiler would cost in the first minutes is better spent in the lanes.
+# The JVM only schedules tasks: the CPU that the C2 compiler takes in the first minutes is better spent in the lanes.
 LEAN_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 LOCAL_SETTINGS = {
@@ -70,17 +70,17 @@ LOCAL_SETTINGS = {
 }
 
 
-JVM_END = 5.0
+JVM_EXIT_TIMEOUT = 5.0
 
 
 def open_session(hosting: HostingSettings, name: str, lanes: int) -> SparkSession:
     """Start a session called `outspark <name>` with room for the lanes, or join that of spark-submit.
 
-    `hosting.spark` overrides every setting of Outspark.
+    `hosting.spark` overrides all of Outspark's own Spark settings.
     """
     builder = SparkSession.builder.appName(f"outspark {name}")
     if _submitted():
-        # Its JVM runs already, with the master and the settings that were given there.
+        # The JVM of spark-submit runs already, with its own master and settings.
         settings = NEEDED | hosting.spark
         builder = builder if hosting.master == "local" else builder.master(hosting.master)
     else:
@@ -89,18 +89,18 @@ def open_session(hosting: HostingSettings, name: str, lanes: int) -> SparkSessio
         if master.startswith("sc://"):
             builder = builder.remote(master)
         else:
-            _start_apart(SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), name)
+            _start_jvm(SparkConf(loadDefaults=False).setAll([*settings.items()]).setMaster(master), name)
             builder = builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _start_apart(conf: SparkConf, name: str) -> None:
-    """Start the JVM where a signal to our process group does not reach it, and make it deaf to SIGTERM.
+def _start_jvm(conf: SparkConf, name: str) -> None:
+    """Start the JVM in a session of its own, out of reach of signals to the process group, and ignore SIGTERM in it.
 
-    A supervisor may tell every process of ours to end at once, and the lanes need the JVM until they have finished.
-    It ends with us all the same: when the pipe to its stdin breaks.
+    A supervisor may signal every process of the service, and the lanes need the JVM until they have finished.
+    The JVM still ends with this process: its gateway exits when the pipe to its stdin breaks.
     """
     if SparkContext._active_spark_context is not None:
         return
@@ -108,7 +108,7 @@ def _start_apart(conf: SparkConf, name: str) -> None:
     gateway = SparkContext._gateway
     if gateway is None:
         gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
-        atexit.register(_see_off, gateway.proc)
+        atexit.register(_await_jvm_exit, gateway.proc)
         _ignore_sigterm(gateway.jvm)
     SparkContext(conf=conf, gateway=gateway)
 
@@ -118,17 +118,17 @@ def _ignore_sigterm(jvm: Any) -> None:
     signals.handle(signals("TERM"), jvm.sun.misc.SignalHandler.SIG_IGN)
 
 
-def _see_off(jvm: subprocess.Popen[bytes]) -> None:
-    """Nobody finds a JVM of ours at work after we have ended in good order."""
+def _await_jvm_exit(jvm: subprocess.Popen[bytes]) -> None:
+    """Wait for the JVM to exit, so that it does not outlive a process that ended in good order."""
     assert jvm.stdin is not None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         jvm.stdin.close()
-        jvm.wait(JVM_END)
+        jvm.wait(JVM_EXIT_TIMEOUT)
 
 
 def has_ended(spark: SparkSession) -> bool:
-    """Has the JVM died, or has its application been stopped? Then no task will ever run again."""
-    if not hasattr(spark, "sparkContext"):  # a session over Spark Connect lives on the server's side
+    """True when the JVM has exited or its application was stopped: no task will ever run again."""
+    if not hasattr(spark, "sparkContext"):  # the application of a Spark Connect session lives on the server
         return False
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
@@ -137,7 +137,7 @@ def has_ended(spark: SparkSession) -> bool:
 
 
 def close_session(spark: SparkSession) -> None:
-    """Harmless when Spark has ended already, or ends meanwhile."""
+    """Stop the session. Harmless when Spark has ended already or ends meanwhile."""
     if has_ended(spark):
         return
     try:
@@ -157,7 +157,7 @@ def cancel(spark: SparkSession, tag: str) -> None:
 
 
 def _submitted() -> bool:
-    """Did spark-submit start this process? It tells its Python driver so where to find its JVM."""
+    """Did spark-submit start this process? It passes the port of its JVM to the Python driver in this variable."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -171,7 +171,7 @@ def _own_settings(hosting: HostingSettings) -> dict[str, str]:
 
 
 def _quiet() -> str:
-    """Log settings for the JVM: errors only, and not those of tasks, which the driver reports itself."""
+    """Log settings for the JVM: errors only, without task failures, which the driver logs itself."""
     folder = Path(tempfile.mkdtemp(prefix="outspark-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "log4j2.properties"

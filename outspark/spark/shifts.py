@@ -1,4 +1,4 @@
-"""The driver's side of one lane: it submits shift after shift, each a little before the last one ends."""
+"""The driver's side of one lane: it submits shift after shift, each a little before the previous one ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Shift:
 
 @dataclass(slots=True)
 class Shifts:
-    """Keeps one lane hosted until told to stop. A shift that fails is submitted again, at once the first time."""
+    """Keeps one lane hosted until `stopping` is set.
+
+    A failed shift is resubmitted: immediately the first time, then after 0.2 s, 0.4 s and so on up to 10 s.
+    """
 
     spark: SparkSession
     spec: LaneSpec
@@ -43,7 +46,7 @@ class Shifts:
     failed: Callable[[int, Exception], None]
     stopping: threading.Event
     stagger: float
-    """Share of a shift that the first one lasts, so that not all lanes hand over at the same time."""
+    """Fraction of a full shift that the first one lasts, so that the lanes do not all hand over at the same time."""
     running: bool = False
     failures: int = 0
     problem: str = ""
@@ -57,14 +60,15 @@ class Shifts:
     _next: int = 0
 
     def __post_init__(self) -> None:
+        # Two threads: `run_shift` blocks until its job ends, and two shifts of a lane overlap at a hand-over.
         self._pool = ThreadPoolExecutor(2, thread_name_prefix=f"outspark-lane-{self.spec.lane}")
 
     def run(self) -> None:
-        """The life of a driver thread."""
+        """The body of the lane's driver thread."""
         try:
             current = self._submit(self.stagger)
             while not (self.stopping.is_set() or self.lost):
-                self._watch(current)
+                self._note_due(current)
                 current = self._relieve(current)
             if not self.lost:
                 self._finish(current)
@@ -73,16 +77,16 @@ class Shifts:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def late(self) -> float:
-        """Seconds since the shift at work should have been relieved; negative before that."""
+        """Seconds by which the current shift is overdue; negative before its time."""
         return time.monotonic() - self._due if self.running and self._current is not None else -1.0
 
-    def _watch(self, shift: Shift) -> None:
+    def _note_due(self, shift: Shift) -> None:
         if self._current is None or self._current.number != shift.number:
-            # One that had to wait for the last to end has not had its time yet.
+            # A shift that had to wait for the previous one to end gets its full time from now on.
             self._current, self._due = shift, max(shift.relief, time.monotonic())
 
     def _relieve(self, current: Shift) -> Shift:
-        """Wait until it is time for the next shift, start it, and see the old one off."""
+        """Wait until the next shift is due, submit it and take the report of this one. Returns the current shift."""
         if not self._wait(current, current.relief):
             return current if self.stopping.is_set() else self._overlap(current)
         if self._finish(current):
@@ -94,10 +98,12 @@ class Shifts:
         return self._submit()
 
     def _overlap(self, current: Shift) -> Shift:
+        # Both shifts run now. The new one warms up and waits for the baton, an advisory lock that the old one releases
+        # when it ends; so the lane is never worked on twice, and almost never not at all.
         following = self._submit()
         wait_for([current.future, following.future], return_when="FIRST_COMPLETED")
         if not current.future.done() and not self.stopping.is_set():
-            # The newcomer ended first: it failed before it could take over, and the old one works on.
+            # The new shift ended first: it failed before it took over, so the old one continues and is relieved later.
             self._finish(following)
             return replace(current, relief=time.monotonic() + FIRST_PAUSE * 10)
         self._finish(current)
@@ -112,7 +118,7 @@ class Shifts:
         return Shift(spec.shift, future, time.monotonic() + length.total_seconds())
 
     def _wait(self, shift: Shift, until: float) -> bool:
-        """True when the shift has ended; False when the time has come or a stop was asked for."""
+        """True when the shift has ended; False at the time `until`, or when a stop was requested."""
         while not self.stopping.is_set():
             left = until - time.monotonic()
             if wait_for([shift.future], timeout=max(min(left, 0.2), 0)).done:
@@ -122,10 +128,10 @@ class Shifts:
         return False
 
     def _finish(self, shift: Shift) -> bool:
-        """Take the report in; False when the shift failed."""
+        """Wait for the shift to end and take its report; False when the shift failed."""
         try:
             self.report(shift.future.result())
-        except Exception as error:  # noqa: BLE001 - a lane must be hosted again whatever ended its task
+        except Exception as error:  # noqa: BLE001 - the lane is hosted again after any failure of its task
             if self.stopping.is_set():
                 return False
             self.failures += 1
@@ -141,7 +147,7 @@ class Shifts:
 
 
 def reason(error: Exception) -> str:
-    """The line that says why: of a Python traceback inside a Java one, the last of the Python part."""
+    """The line of the error that names the cause: in a Java trace, the last line of the Python traceback in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
         if line.startswith(("outspark.errors.", "psycopg.", "Caused by: ")) or "exited unexpectedly" in line:

@@ -93,7 +93,7 @@ def test_very_many_orders_wait_in_order(inbox_harness: NatsInboxHarness) -> None
     accept(inbox_harness, LONG)
     inbox = inbox_harness.inbox("handle", "--app", "billing_handlers:router")
 
-    inbox.await_log(": still so", timeout=START + RECOVERY)
+    inbox.await_log(": ongoing", timeout=START + RECOVERY)
     await_shifts(inbox)
     assert_waits(inbox_harness, inbox)
 

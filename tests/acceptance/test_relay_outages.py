@@ -59,7 +59,7 @@ def test_a_backlog_waits_for_what_is_missing(
     relay = backlog.start(start_relay)
     assert_told(relay, outage)
     if is_long:
-        relay.await_log(": still so")
+        relay.await_log(": ongoing")
     failed = backlog.assert_waits()
     assert backlog.count("waits") == backlog.size - len(failed)
     assert_lines(relay, failed)

@@ -145,7 +145,7 @@ class Relay:
 
             def ended() -> bool:
                 # A shift that was only just starting may not have listened yet.
-                control.say(conn, channel, control.STOP)
+                control.notify(conn, channel, control.STOP)
                 return not any(self._living(lane) for lane in self._lanes)
 
             wait_for(ended, timeout=30, what=f"the end of {self.instance}")

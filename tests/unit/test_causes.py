@@ -38,7 +38,7 @@ def test_ten_minutes_make_five_lines(caplog: pytest.LogCaptureFixture) -> None:
     causes.clear("no database", who=1)
 
     assert told_at == [0, 60, 180, 420]
-    assert said(lines) == ["no database", *["no database: still so"] * 3, "no database: over"]
+    assert said(lines) == ["no database", *["no database: ongoing"] * 3, "no database: over"]
     assert (vars(lines[-1])["count"], vars(lines[-1])["seconds"]) == (1200, 599)
     assert [record.levelname for record in lines] == ["WARNING"] * 4 + ["INFO"]
 
@@ -62,10 +62,10 @@ def test_lanes_that_notice_one_after_the_other_are_one_outage(caplog: pytest.Log
     clock.now = 10.0
     causes.take(1, over)
     clock.now = 24.0
-    causes.look()
+    causes.write_due()
     assert said(lines) == ["no database"]
     clock.now = 25.0
-    causes.look()
+    causes.write_due()
     assert said(lines) == ["no database", "no database: over"]
     assert vars(lines[-1])["count"] == 6
 

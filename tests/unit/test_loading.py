@@ -253,13 +253,13 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
             {**KAFKA, "KAFKA_ASYNC": "true"},
             {},
             "KAFKA_ASYNC = 'true' (environment variable): must be false; sending without waiting for the "
-            "acknowledgement marks events as delivered that a crash or a refusal loses",
+            "acknowledgement marks events as delivered that a crash or a rejection loses",
         ),
         (
             {**KAFKA, "KAFKA_REQUIRED_ACKS": "one"},
             {},
             "KAFKA_REQUIRED_ACKS = 'one' (environment variable): must be all; with fewer acknowledgements "
-            "a broker that fails takes delivered events with it",
+            "events are marked as delivered that a failure of one broker loses",
         ),
         (
             {"STORAGE_URL": URL, "STORAGE_TYPE": "mysql"},

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from outspark.database.doorbell import nobody_asleep
+from outspark.database.doorbell import no_lane_asleep
 from outspark.database.names import TableName, bell_channel
 
 # created_at is the database's clock, not the start of the transaction: events are in the order in which
@@ -38,7 +38,7 @@ RETURNING event_id::text"""
 RINGING_INSERT = """
 -- Enqueue and ring the doorbell if a lane is asleep
 WITH new AS ({insert}),
-bell AS MATERIALIZED (SELECT pg_notify({channel}, '') WHERE NOT ({nobody_asleep}))
+bell AS MATERIALIZED (SELECT pg_notify({channel}, '') WHERE NOT ({no_lane_asleep}))
 SELECT new.event_id, (SELECT count(*) FROM bell) AS rung FROM new"""
 
 
@@ -69,7 +69,7 @@ def insert_sql(table: TableName, placeholder: Placeholder, *, ring: int = 0) -> 
     if ring:
         channel = sql.Literal(bell_channel(table))
         insert = sql.SQL(RINGING_INSERT).format(
-            insert=insert, channel=channel, nobody_asleep=nobody_asleep(table, ring)
+            insert=insert, channel=channel, no_lane_asleep=no_lane_asleep(table, ring)
         )
     return insert.as_string(None).strip()
 

@@ -32,7 +32,7 @@ def main() -> None:
         with _application(order, settings):
             closed.wait()
         return
-    process.calm_collector()
+    process.tune_garbage_collector()
     lane = _lane(order, settings)
     if order["profile"] is None:
         lane.run(closed.is_set)

@@ -85,7 +85,7 @@ class Host:
 
             def ended() -> bool:
                 # A shift that was only just starting may not have listened yet.
-                control.say(conn, self.specs[0].channel, control.STOP)
+                control.notify(conn, self.specs[0].channel, control.STOP)
                 return not any(self._living(lane) for lane in self._lanes)
 
             wait_for(ended, timeout=40, what="the end of the lanes")

@@ -22,7 +22,7 @@ from outspark.inbox import InboxEvent, Worker
 from outspark.inbox.handling.guard import kind
 from outspark.inbox.lane import InboxLane, inbox_lanes
 from outspark.observability.metrics import INBOX_PAUSED_COUNT
-from outspark.spark.databases import PATIENCE
+from outspark.spark.databases import TIMEOUT
 from outspark.spark.inbox import InboxApp
 from tests.integration.inbox.harness import Harness, message, messages, write
 from tests.waiting import wait_for
@@ -434,7 +434,7 @@ def test_a_table_that_is_locked_holds_nobody_up_who_asks(harness: Harness) -> No
     with harness.database.connect() as holder, holder.transaction():
         holder.execute(f"LOCK TABLE {harness.table}")
         asked = pool.submit(app.ready)
-        wait({asked}, timeout=4 * PATIENCE)
+        wait({asked}, timeout=4 * TIMEOUT)
         answered = asked.done()
     asked.result()
     pool.shutdown()

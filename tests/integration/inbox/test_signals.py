@@ -67,7 +67,7 @@ def begin(database: Database) -> Iterator[Begin]:
 
 
 def say(database: Database, message: str) -> None:
-    control.say(database.connect(), spec_of(database.url).channel, message)
+    control.notify(database.connect(), spec_of(database.url).channel, message)
 
 
 def test_it_is_told_to_stop(begin: Begin, database: Database) -> None:
@@ -105,7 +105,7 @@ def test_whoever_hosts_it_may_end_it(database: Database) -> None:
 def test_relief_counts_only_after_its_time(begin: Begin) -> None:
     first = begin()
 
-    begin(1).say_ready()
+    begin(1).announce_ready()
 
     wait_for(lambda: first.is_set() or first.relieved)
     assert not first.is_set()
@@ -115,7 +115,7 @@ def test_it_works_on_until_it_is_relieved(begin: Begin) -> None:
     first = begin(length="50ms")
     assert first.wait(LEAD + 0.5) is False
 
-    begin(1).say_ready()
+    begin(1).announce_ready()
 
     wait_for(first.is_set)
     assert (first.stopped, first.relieved) == (False, True)
@@ -127,10 +127,10 @@ def test_it_works_on_until_it_is_relieved(begin: Begin) -> None:
 def test_only_the_next_shift_of_the_lane_is_relief(begin: Begin, shift: int, lane: int) -> None:
     signals = begin(3)
 
-    begin(shift, lane=lane).say_ready()
+    begin(shift, lane=lane).announce_ready()
 
     # What was said first is heard first.
-    begin(9, lane=7).say_ready()
+    begin(9, lane=7).announce_ready()
     signals.wait(0.3)
     assert not signals.relieved
 
@@ -197,7 +197,7 @@ def test_a_shift_ends_in_time_when_its_database_is_away() -> None:
     signals = Signals(spec_of(nowhere, length="50ms"), nowhere, "take 0")
     assert not signals.is_set()
 
-    signals.say_ready()
+    signals.announce_ready()
     assert signals.take_baton() is False
 
     assert signals.is_set()

@@ -150,7 +150,7 @@ class Harness:
         finally:
 
             def ended() -> bool:
-                control.say(self.conn, running.spec.channel, control.STOP)
+                control.notify(self.conn, running.spec.channel, control.STOP)
                 return not thread.is_alive()
 
             wait_for(ended, what="the end of the lane")

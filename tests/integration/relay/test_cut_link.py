@@ -62,7 +62,7 @@ def _server(link: netns.Link, end: str) -> Iterator[Postgres]:
 
 @pytest.fixture
 def inbox_harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[InboxHarness]:
-    monkeypatch.setattr(conninfo, "SILENCE", SILENCE, raising=False)
+    monkeypatch.setattr(conninfo, "PEER_TIMEOUT", SILENCE, raising=False)
     with (
         netns.open_link() as link,
         _server(link, "near") as near,
@@ -130,7 +130,7 @@ def test_the_driver_reaches_one_database_while_another_has_vanished(inbox_harnes
     with closing(psycopg.connect(inbox_harness.near.url(), autocommit=True)) as ear:
         ear.execute("LISTEN lanes")
         inbox_harness.link.cut()
-        saying = threading.Thread(target=driver.say_stop, args=(urls, "lanes"))
+        saying = threading.Thread(target=driver.send_stop, args=(urls, "lanes"))
         saying.start()
         heard = [notify.payload for notify in ear.notifies(timeout=SILENCE / 2, stop_after=1)]
         saying.join()

@@ -16,8 +16,8 @@ from outspark.cli.app import app
 from outspark.config.settings import Settings
 from outspark.hosting import process
 from outspark.relay.spec import assign_slots
-from outspark.spark.beat import HANGING, beating, prefix
 from outspark.spark.databases import Databases
+from outspark.spark.watchdog import HANGING, prefix, watch_lane
 from outspark.tools.servers.postgres import Postgres
 from tests.databases import Database
 from tests.integration.relay.harness import open_harness
@@ -68,9 +68,9 @@ def test_a_lane_that_hangs_says_so_where_its_driver_looks(hosts: str) -> None:
     [lane] = assign_slots(Settings.model_validate(settings), "run", {})
     driver = Databases("driver")
 
-    with beating(lane, lambda: None):
+    with watch_lane(lane, lambda: None):
         found = wait_for(
-            lambda: driver.look({"default": hosts}, HANGING, {"prefix": prefix(lane)}), what="a place"
+            lambda: driver.query({"default": hosts}, HANGING, {"prefix": prefix(lane)}), what="a place"
         )
     driver.close()
 

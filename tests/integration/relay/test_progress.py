@@ -132,7 +132,7 @@ def test_a_lane_that_hangs_is_told(harness: Harness, lease: str) -> None:
         # Another relay owns the slots of the second: it is for that one to tell.
         wait_for(lambda: standby() == [] and bool(look()), what="a problem")
         (problem,) = look()
-        assert problem.startswith("source outbox: lane 0 has not come round for 2 s, after: ")
+        assert problem.startswith("source outbox: lane 0 has sent no query for 2 s, after: ")
         assert standby() == []
         slow.let_go.set()
         wait_for(lambda: look() == [], what="readiness")
@@ -159,7 +159,7 @@ def test_a_table_that_is_locked_as_a_whole_holds_nobody_up(harness: Harness) -> 
         look()
         other.execute("LOCK TABLE openoutbox_events IN ACCESS EXCLUSIVE MODE")
         problem, seconds = told_after(look)
-    assert problem == "source outbox: its table is locked as a whole, so that nobody can claim from it"
+    assert problem == "source outbox: its table is locked as a whole, so no lane can claim from it"
     assert seconds < 2 * INTERVAL
 
 

@@ -21,7 +21,7 @@ def test_lanes_are_told_to_stop_after_the_database_has_restarted(database: Datab
     )
     assert gone.fetchall() == [(True,)]
 
-    assert databases.say_stop({"shop": database.url}, "run")
+    assert databases.send_stop({"shop": database.url}, "run")
     assert [notify.payload for notify in lane.notifies(timeout=5, stop_after=1)] == [control.STOP]
     databases.close()
     lane.close()

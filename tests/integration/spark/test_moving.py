@@ -68,7 +68,7 @@ def test_slow_handlers_end_no_process(database: Database) -> None:
         try:
             wait_for(lambda: not harness.waiting() or not process.is_alive(), timeout=60, what="all events")
             assert process.exitcode is None
-            control.say(harness.conn, spec.channel, control.STOP)
+            control.notify(harness.conn, spec.channel, control.STOP)
             process.join(30)
         finally:
             process.kill()

@@ -18,7 +18,7 @@ from outspark import contracts
 from outspark.config.settings import LogSettings, Settings
 from outspark.database.names import TableName
 from outspark.database.session import connect
-from outspark.hosting.control import STOP, say
+from outspark.hosting.control import STOP, notify
 from outspark.observability import metrics
 from outspark.observability.metrics import Tally
 from outspark.outbox.openoutbox import NewEvent, Outbox
@@ -96,7 +96,7 @@ def driving(spark: SparkSession, lane: RelayLaneSpec) -> Iterator[Driver]:
 
 def _stopped(lane: RelayLaneSpec, thread: threading.Thread) -> bool:
     with connect(lane.sources[0].settings.url.get_secret_value(), "test") as conn:
-        say(conn, lane.channel, STOP)
+        notify(conn, lane.channel, STOP)
     thread.join(0.2)
     return not thread.is_alive()
 

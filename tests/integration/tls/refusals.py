@@ -23,7 +23,7 @@ EXPIRED = "certificate has expired"
 WRONG_HOST = "not for the host name"
 NOT_OFFERED = "does not offer TLS"
 NO_CLIENT_CERTIFICATE = "asks for a client certificate"
-NOT_OURS = "refuses our client certificate"
+NOT_OURS = "refuses the client certificate"
 
 
 def event(topic: str) -> Message:

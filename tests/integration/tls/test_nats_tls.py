@@ -191,7 +191,7 @@ def test_a_certificate_of_ours_that_the_server_does_not_trust(
 ) -> None:
     pair = certificates.stranger
     options = {**_files(certificates), "cert_file": str(pair.cert), "key_file": str(pair.key)}
-    assert_refused("refuses our client certificate", _url(strict), **options)
+    assert_refused("refuses the client certificate", _url(strict), **options)
 
 
 @REFUSALS

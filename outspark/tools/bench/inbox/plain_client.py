@@ -30,7 +30,7 @@ def main() -> None:
     read = Reader(settings).read
     client, clients = order["client"], order["clients"]
     accept = accept_statements(TableName.parse(order["table"])).accept.encode()
-    process.calm_collector()
+    process.tune_garbage_collector()
     with connect(order["url"], f"outspark bench client {client}") as conn:
         while line := sys.stdin.readline():
             load = Load(**json.loads(line))

@@ -1,4 +1,4 @@
-"""Tells a database that may come from one that no waiting brings: a wrong password, name or privilege."""
+"""Decides which database errors a start refuses and which it retries: a wrong password will not fix itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from outspark.spark.databases import line
 
 log = logging.getLogger(__name__)
 
-# libpq keeps the SQLSTATE of a failed connection to itself, so its words have to do. A server that speaks another
-# language is waited for.
-_FOR_GOOD = re.compile(
+# libpq does not expose the SQLSTATE of a failed connection, so the message is matched. A server with messages in
+# another language matches nothing and is retried.
+_PERMANENT = re.compile(
     r"""password[ ]authentication[ ]failed | no[ ]password[ ]supplied
       | authentication[ ]failed[ ]for[ ]user | is[ ]not[ ]permitted[ ]to[ ]log[ ]in
       | no[ ]pg_hba\.conf[ ]entry | pg_hba\.conf[ ]rejects
@@ -25,8 +25,9 @@ _FOR_GOOD = re.compile(
       | server[ ]does[ ]not[ ]support[ ]SSL""",
     re.VERBOSE,
 )
-# Of several hosts one may yet come; and a name server that is away says so.
-_FOR_NOW = re.compile(
+# With several hosts the message lists all failures, and one host may still come up. A name server that is down is
+# temporary too.
+_TEMPORARY = re.compile(
     r"""Connection[ ]refused | Is[ ]the[ ]server[ ]running | timeout[ ]expired | timed[ ]out | unreachable
       | No[ ]route[ ]to[ ]host | reset[ ]by[ ]peer | closed[ ]the[ ]connection[ ]unexpectedly
       | starting[ ]up | shutting[ ]down | recovery | too[ ]many | read-only | not[ ]accepting
@@ -35,31 +36,31 @@ _FOR_NOW = re.compile(
 )
 
 
-def for_good(error: Exception) -> bool:
-    """Can no waiting mend this?"""
+def is_permanent(error: Exception) -> bool:
+    """True when retrying cannot help until somebody changes the configuration or the database."""
     if isinstance(error, DatabaseRefused | psycopg.errors.InsufficientPrivilege):
         return True
     if not isinstance(error, psycopg.Error) or error.sqlstate is not None:
         return False
     if isinstance(error, psycopg.ProgrammingError):
-        # Nothing was asked of a server yet: the URL itself is not understood.
+        # libpq raises this before it connects: the URL itself is invalid.
         return True
     text = str(error)
-    return bool(_FOR_GOOD.search(text)) and not _FOR_NOW.search(text)
+    return bool(_PERMANENT.search(text)) and not _TEMPORARY.search(text)
 
 
 class Preflight:
-    """Collects what keeps a start from going on, so that all of it is said at once."""
+    """Collects the errors that prevent a start, so that one message reports all of them."""
 
     def __init__(self, kind: str, *, wait: bool) -> None:
         self._kind, self._wait = kind, wait
         self._refusals: list[str] = []
 
     def failed(self, name: str, error: Exception) -> None:
-        """The error again, unless it is one that is waited for or collected."""
-        if for_good(error) and not self._wait:
+        """Collect a permanent error, log a temporary one, and re-raise any other."""
+        if is_permanent(error) and not self._wait:
             self._refusals.append(f"{self._kind} {name!r}: {line(error)}")
-        elif for_good(error) or isinstance(error, psycopg.OperationalError):
+        elif is_permanent(error) or isinstance(error, psycopg.OperationalError):
             log.warning(
                 "the database does not answer yet, retrying", extra={self._kind: name, "error": line(error)}
             )
@@ -67,7 +68,9 @@ class Preflight:
             raise error
 
     def refuse(self) -> None:
-        """DatabaseRefused when something was collected."""
+        """DatabaseRefused with all collected errors, if there are any."""
         if self._refusals:
-            told = "; ".join(self._refusals)
-            raise DatabaseRefused(f"{told} (--wait-for-database waits for this to be mended)")
+            refused = "; ".join(self._refusals)
+            raise DatabaseRefused(
+                f"{refused} (with --wait-for-database the start retries until this is fixed)"
+            )

@@ -1,4 +1,4 @@
-"""How long a relay that is well may stand still, by its settings: less is no reason to call it not ready."""
+"""How long a healthy relay may make no progress, derived from its settings; readiness fails only beyond that."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ from outspark.config.settings import Settings, SourceSettings
 from outspark.hosting.spec import LEAD
 
 SLACK = 1.0
-"""Seconds for what is done before and after a batch is published."""
+"""Seconds for the work before and after the publishing of a batch."""
 START = 30.0
 """Seconds that Spark may take to start the first lanes."""
-LOOKS = 5
-"""Looks in each health interval."""
+POLLS = 5
+"""Progress checks per health check interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Deadlines:
     settings: Settings
     in_order: bool
-    """Do all destinations keep the order of a batch, so that each gets all of it at once?"""
+    """Do all destinations keep the order of a batch, so that each gets the whole batch in one call?"""
 
     @property
     def interval(self) -> float:
         return self.settings.server.health_check_interval.total_seconds()
 
     @property
-    def look(self) -> float:
-        return self.interval / LOOKS
+    def poll_interval(self) -> float:
+        return self.interval / POLLS
 
-    def unowned(self, source: SourceSettings) -> float:
-        """Slots that nobody holds; so that it is told within an interval, whenever in it that begins."""
+    def without_owner(self, source: SourceSettings) -> float:
+        """How long slots may be without an owner: short enough that it is reported within one health check interval."""
         lock = contracts.get(source.contract).lock_at_most(source)
         if lock is not None:
-            # A relay of another make may have the lock, and one that crashed has it until it runs out.
+            # Another relay may hold the ShedLock row, and that of a crashed relay lasts until it expires.
             return lock.total_seconds() + self.interval
-        return self.interval - 2 * self.look
+        return self.interval - 2 * self.poll_interval
 
     @property
     def silent(self) -> float:
-        """A lane that asks its database for nothing: it publishes, or sleeps until it is time to look again."""
+        """How long a lane may send no query to its database: it publishes, or sleeps until the next poll."""
         sources = self.settings.sources.values()
         sleeps = max((source.poll_interval.total_seconds() for source in sources), default=0.0)
         proved = self._longest + self.settings.relay.hold.total_seconds()
         in_turn = self.in_order or any(source.ordering == "none" for source in sources)
         publishes = min(self._all, proved) if in_turn else proved
         if any(source.ordering == "none" for source in sources):
-            # Without slots there is nothing to prove between one destination and the next.
+            # Without slots the lane proves no ownership between one destination and the next.
             publishes = max(publishes, self._all)
         return max(self.interval, sleeps, publishes + SLACK)
 
-    def hide_from_planner(self, source: SourceSettings) -> float:
-        """The event that is next: each source that a lane has may take the time of a whole batch."""
+    def undelivered(self, source: SourceSettings) -> float:
+        """How long the next event may wait: a lane may spend a whole batch on each of its sources."""
         batch = self._all
         if source.ordering == "key" and not self.in_order:
-            # Of each key one after the other, until half the lease is over.
+            # The events of one key are published one after the other, until half of the lease has passed.
             batch = source.lease_timeout.total_seconds() / 2 + self._longest
         batches = batch * len(self.settings.sources)
         return max(self.interval, batches + source.poll_interval.total_seconds() + SLACK)
 
     def unclaimed(self, source: SourceSettings) -> float:
-        """The event that is next while no event of its source is in flight."""
+        """How long the next event may wait while no event of its source is in flight."""
         if len(self.settings.sources) > 1:
-            # The lane may be at work on another source.
-            return self.hide_from_planner(source)
+            # The lane may be working on another source.
+            return self.undelivered(source)
         return max(self.interval, source.poll_interval.total_seconds() + SLACK)
 
-    def unknown(self, source: SourceSettings) -> float:
-        """The message that is next, where nothing tells whether it waits for its next try."""
+    def undelivered_without_schedule(self, source: SourceSettings) -> float:
+        """How long the next message may wait where the table does not say whether it is in backoff."""
         reports = 2 * (self.settings.hosting.shift.total_seconds() + LEAD)
         waits = source.retry.max_delay.total_seconds() * (1 + source.retry.jitter)
-        return self.hide_from_planner(source) + waits + reports
+        return self.undelivered(source) + waits + reports
 
     @property
     def _longest(self) -> float:

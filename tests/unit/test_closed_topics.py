@@ -1,4 +1,4 @@
-"""What is closed, told by several requests at the same time."""
+"""What is closed, found by several requests at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from outspark.observability import metrics
 from outspark.observability.metrics import Tally
-from outspark.spark.closed import Closed
+from outspark.spark.closed_topics import ClosedTopics
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def restless() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restless")
 def test_requests_at_the_same_time_disturb_neither_each_other_nor_reports() -> None:
-    closed, tally = Closed(), Tally()
+    closed, tally = ClosedTopics(), Tally()
 
     def report(lane: int) -> None:
         for number in range(50):

@@ -12,8 +12,8 @@ from outspark.hosting import process
 from outspark.outbox.openoutbox import NewEvent, Outbox
 from outspark.relay.lane import Lane
 from outspark.relay.spec import RelayLaneSpec, assign_slots
-from outspark.spark.beat import HANGING, SILENT, beating, prefix
 from outspark.spark.databases import Databases
+from outspark.spark.watchdog import HANGING, SILENT, prefix, watch_lane
 from tests.databases import Database
 from tests.waiting import wait_for
 
@@ -38,7 +38,7 @@ def spec(url: str) -> RelayLaneSpec:
 
 
 def work(lane: RelayLaneSpec) -> None:
-    with beating(lane, given_up.set) as moved:
+    with watch_lane(lane, given_up.set) as moved:
         Lane(lane).run(done.is_set, moved)
     process.close()
 
@@ -51,7 +51,7 @@ def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None
     lane, databases = spec(database.url), Databases("driver")
 
     def told() -> list[str]:
-        return databases.look({"default": database.url}, HANGING, {"prefix": prefix(lane)})
+        return databases.query({"default": database.url}, HANGING, {"prefix": prefix(lane)})
 
     thread = threading.Thread(target=work, args=[lane])
     thread.start()
@@ -59,9 +59,9 @@ def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None
         [harness] = wait_for(told, timeout=30, what="a place")
         silent = {"class": lane.baton[0], "lane": lane.lane, "seconds": 1}
         [after] = wait_for(
-            lambda: databases.look({"default": database.url}, SILENT, silent), what="a silent lane"
+            lambda: databases.query({"default": database.url}, SILENT, silent), what="a silent lane"
         )
-        assert databases.look({"default": database.url}, SILENT, silent | {"seconds": 60}) == []
+        assert databases.query({"default": database.url}, SILENT, silent | {"seconds": 60}) == []
         assert given_up.wait(30)
         let_go.set()
         wait_for(lambda: not told(), what="an end of it")
@@ -71,5 +71,5 @@ def test_the_place_is_told_as_long_as_the_lane_hangs(database: Database) -> None
         thread.join()
         databases.close()
     assert len(after) > len("an unknown place after: ")
-    assert harness.startswith("test_beat.py:")
+    assert harness.startswith("test_watchdog.py:")
     assert harness.endswith(" hang")
