@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from outspark.config import describe, layers
+from outspark.config.brokers import BROKERS
 from outspark.config.layers import Given, Layer, Path
 
 OWN_PREFIX = "OUTSPARK__"
@@ -53,15 +54,6 @@ DEFAULTS: dict[str, str] = {
     "KAFKA_BATCH_BYTES": "10485760",
     "KAFKA_COMPRESSION": "snappy",
 }
-NEED_URL = {
-    "kafka": "kafka://host:9092",
-    "nats": "nats://host:4222",
-    "rabbitmq": "amqp://user:password@host:5672",
-    "redis": "redis://host:6379",
-    "http": "https://host/path",
-}
-"""Destination types that need a URL -> an example."""
-
 # URL parameters of pgx, the driver of that relay; libpq rejects them.
 _PGX_ONLY = ("pool_", "default_query_exec_mode", "statement_cache_capacity", "description_cache_capacity")
 
@@ -79,7 +71,7 @@ def open_outbox(environ: Mapping[str, str]) -> Layer:
     layer |= {path: _given(name, given[name]) for name, path in names.items() if name in given}
     if "STORAGE_URL" in given:
         layer["sources", DEFAULT, "url"] = _given("STORAGE_URL", _without_pgx_options(given["STORAGE_URL"]))
-    if "PUBLISHER_URL" in given and given.get("PUBLISHER_TYPE", "") in NEED_URL:
+    if "PUBLISHER_URL" in given and given.get("PUBLISHER_TYPE", "") in BROKERS:
         layer["destinations", DEFAULT, "url"] = _given("PUBLISHER_URL", given["PUBLISHER_URL"])
     if given.get("PUBLISHER_TYPE") == "kafka":
         # The hash of that relay's client: a key keeps its partition when Outspark replaces the relay.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
+from outspark.config.brokers import BROKERS
 from outspark.config.inbox import InboxSettings
 from outspark.config.settings import Settings
 from outspark.errors import ExtraMissing
@@ -15,12 +16,8 @@ Need = tuple[str, str]
 _MODULES = {
     "spark": ("pyspark",),
     "server": ("prometheus_client", "starlette", "uvicorn"),
-    "kafka": ("confluent_kafka",),
-    "nats": ("nats",),
-    "rabbitmq": ("aio_pika",),
-    "redis": ("redis",),
-    "http": ("httpcore",),
     "claimcheck": ("fsspec",),
+    **{name: (broker.module,) for name, broker in BROKERS.items()},
 }
 
 

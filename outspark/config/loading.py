@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from outspark.config import describe, environment, layers
+from outspark.config import brokers, describe, environment, layers
 from outspark.config.environment import DEFAULT
 from outspark.config.inbox import InboxSettings
 from outspark.config.layers import Given, Layer
@@ -24,8 +24,6 @@ from outspark.errors import SettingsError
 from outspark.redaction import redact
 
 DEFAULT_FILE = "outspark.toml"
-# URL schemes that differ from the name of their destination's type.
-SCHEMES = {"tls": "nats", "amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis", "https": "http"}
 # `source.table` is the table of the one source there is.
 _ONLY_ONE = {"source": "sources", "inbox": "inboxes"}
 _VARIABLE = re.compile(r"\$(\$|\{(?P<name>[^}]*)\})")
@@ -167,7 +165,7 @@ def _send_to(layer: Layer, given: Given) -> Layer:
         if not (path[0] == "routes" and "destination" in path)
     }
     scheme, colon, _ = str(given.value).partition("://")
-    kept["destinations", DEFAULT, "type"] = Given(SCHEMES.get(scheme, scheme), given.origin)
+    kept["destinations", DEFAULT, "type"] = Given(brokers.type_of(scheme), given.origin)
     if colon:
         kept["destinations", DEFAULT, "url"] = given
     return kept
@@ -212,8 +210,8 @@ def _url_problems(settings: Settings, layer: Layer) -> Iterator[str]:
         if not url.startswith(("postgresql://", "postgres://")) and "=" not in url.partition("://")[0]:
             yield _problem(path, layer, redact(url), "must be a URL as postgresql://user@host/db")
     for name, destination in settings.destinations.items():
-        if destination.type in environment.NEED_URL and destination.url is None:
-            example = environment.NEED_URL[destination.type]
+        if destination.type in brokers.BROKERS and destination.url is None:
+            example = brokers.BROKERS[destination.type].url
             yield f"destinations.{name}.url is needed for type {destination.type!r}, such as {example}"
     for name, inbox in settings.inboxes.items():
         yield from _feed_problems(name, inbox, layer)
@@ -225,8 +223,8 @@ def _feed_problems(name: str, inbox: InboxSettings, layer: Layer) -> Iterator[st
     url = inbox.feed.url.get_secret_value()
     scheme, colon, _ = url.partition("://")
     # The clients of both brokers also accept bare hosts and ports.
-    if colon and SCHEMES.get(scheme, scheme) != inbox.feed.type:
-        example = environment.NEED_URL[inbox.feed.type]
+    if colon and brokers.type_of(scheme) != inbox.feed.type:
+        example = brokers.BROKERS[inbox.feed.type].url
         wish = f"must be a URL as {example}, because feed.type is {inbox.feed.type!r}"
         yield _problem(("inboxes", name, "feed", "url"), layer, redact(url), wish)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from outspark.config import contracts, durations
+from outspark.config.brokers import DestinationType
 from outspark.config.fields import (
     DeadGuardSettings,
     Duration,
@@ -27,7 +28,6 @@ Lease = Literal["row", "slot"]
 OnDead = Literal["continue", "park"]
 OnUnroutable = Literal["wait", "dead"]
 ContractName = Annotated[str, AfterValidator(contracts.check_name)]
-DestinationType = Literal["kafka", "nats", "rabbitmq", "redis", "http", "stdout", "null"]
 EnvelopeForm = Literal["raw", "cloudevents-binary", "cloudevents-structured", "schema-versioned", "full"]
 
 _URI_REFERENCE = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")

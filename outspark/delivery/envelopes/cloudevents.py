@@ -13,7 +13,7 @@ from datetime import UTC
 from typing import Final
 from urllib.parse import quote
 
-from outspark.config.settings import DestinationType
+from outspark.config.brokers import DestinationType
 from outspark.delivery.envelopes import embedding
 from outspark.errors import EventInvalid
 from outspark.event import Event, Message
