@@ -37,35 +37,45 @@ class RetrySettings(Model):
     """How a failed event comes back."""
 
     max_attempts: int = Field(
-        25, ge=1, description="Failures after which an event is dead, unless its row has a limit of its own."
+        25, ge=1, description="Failures after which an event is dead, unless its row has its own limit."
     )
     base_delay: Duration = Field(
-        timedelta(seconds=1), description="Wait after the first failure; doubles with each."
+        timedelta(seconds=1), description="Wait after the first failure; it doubles with each further one."
     )
     max_delay: Duration = Field(timedelta(hours=24), description="The longest wait.")
-    jitter: float = Field(0.15, ge=0, le=1, description="Up to this share is added to each wait.")
+    jitter: float = Field(
+        0.15, ge=0, le=1, description="Up to this fraction is added to each wait at random."
+    )
 
 
 class DeadGuardSettings(Model):
     """When a type of events is paused because too many of it die."""
 
-    enabled: bool = Field(True, description="Pause a type whose events die one after the other.")
+    enabled: bool = Field(True, description="Pause an event type when too many of its events die.")
     window: Duration = Field(
-        timedelta(minutes=1), description="The time, from the first death on, in which deaths are counted."
+        timedelta(minutes=1),
+        description="The time, from the first dead event on, in which dead events are counted.",
     )
-    events: int = Field(1000, ge=1, description="More deaths of a type than this in the window pause it.")
+    events: int = Field(
+        1000, ge=1, description="A type is paused when more of its events than this die in the window."
+    )
     share: float = Field(
-        0.5, ge=0, le=1, description="So do `at_least` deaths that are more than this share of its events."
+        0.5,
+        ge=0,
+        le=1,
+        description="A type is also paused when at least `at_least` of its events and more than this fraction die.",
     )
-    at_least: int = Field(20, ge=1, description="Fewer deaths than this are never too large a share.")
+    at_least: int = Field(
+        20, ge=1, description="With fewer dead events than this, the fraction does not count."
+    )
 
 
 class PartitionSettings(Model):
     """Maintenance of a partitioned table."""
 
-    every: Literal["hour", "day", "week", "month"] = Field("day", description="How long a partition is.")
-    ahead: int = Field(3, ge=1, le=1000, description="Partitions beyond the present one.")
+    every: Literal["hour", "day", "week", "month"] = Field("day", description="Length of a partition.")
+    ahead: int = Field(3, ge=1, le=1000, description="Partitions to keep ready beyond the current one.")
     retention: Duration | None = Field(
         None,
-        description="Partitions that ended this long ago go, once all in them is final; default: none goes.",
+        description="Partitions that ended this long ago are dropped once all their events are final; default: none.",
     )

@@ -55,9 +55,9 @@ class SourceSettings(Model):
         description='"row": a claim marks the rows. "slot": ownership only, one write per event.',
     )
     slots: int = Field(
-        8, ge=1, le=256, description="Shares that the keys are split into; each has one owner."
+        8, ge=1, le=256, description="Number of slots that the keys are split into; each slot has one owner."
     )
-    batch_size: int = Field(1000, ge=1, le=10_000, description="Events a lane claims at once.")
+    batch_size: int = Field(1000, ge=1, le=10_000, description="Events that a lane claims together.")
     batch_bytes: int = Field(
         16 * 1024 * 1024,
         ge=1,
@@ -65,21 +65,27 @@ class SourceSettings(Model):
         description="Bytes of payloads and headers after which a claim ends; a single event may be larger.",
     )
     poll_interval: Duration = Field(
-        timedelta(milliseconds=500), description="Longest wait between looks when idle."
+        timedelta(milliseconds=500), description="Longest wait between polls when idle."
     )
     lease_timeout: Duration = Field(
-        timedelta(minutes=3), description="When a claim of a lost relay is given back."
+        timedelta(minutes=3), description="Age at which the claim of a crashed relay is given back."
     )
-    reap_batch_size: int = Field(100, ge=1, le=10_000, description="Lost claims given back per statement.")
-    on_dead: OnDead = Field("continue", description='"park" keeps later events of a key behind its dead one.')
+    reap_batch_size: int = Field(100, ge=1, le=10_000, description="Claims that one statement gives back.")
+    on_dead: OnDead = Field(
+        "continue", description='"park" holds later events of a key back behind its dead event.'
+    )
     on_unroutable: OnUnroutable = Field(
         "wait",
-        description='"wait": events whose topic is missing or forbidden wait until it is mended. "dead": they die.',
+        description='"wait": events whose topic is missing or forbidden wait for it. "dead": they die.',
     )
     dead_guard: DeadGuardSettings = Field(default_factory=DeadGuardSettings)
-    doorbell: bool = Field(False, description="Sleep until the trigger of `outspark init --doorbell` rings.")
+    doorbell: bool = Field(
+        False, description="Sleep until the trigger of `outspark init --doorbell` wakes the lane."
+    )
     retry: RetrySettings = Field(default_factory=RetrySettings)
-    transform: str | None = Field(None, description="Python hook `module:function` called with each event.")
+    transform: str | None = Field(
+        None, description="Python function `module:function` that is called with each event."
+    )
     partitions: PartitionSettings | None = Field(
         None, description="Only where the table is partitioned, on contracts that can be."
     )
@@ -140,7 +146,7 @@ class ClaimCheckSettings(Model):
 class DestinationSettings(Model):
     """One configured publisher."""
 
-    type: DestinationType = Field(description="Which publisher.")
+    type: DestinationType = Field(description="Type of the broker.")
     url: SecretStr | None = Field(None, description="Where the broker is, e.g. nats://127.0.0.1:4222.")
     publish_timeout: Duration = Field(
         timedelta(seconds=10), description="How long a batch may wait for the broker."
@@ -148,7 +154,7 @@ class DestinationSettings(Model):
     max_payload: int | None = Field(
         None, ge=1, description="Payloads over this many bytes are dead; default: the broker's."
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="Passed on to the broker's own client.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Passed to the broker's client.")
     envelope: EnvelopeForm = Field("raw", description="The form that events are sent in.")
     envelope_source: str | None = Field(
         None, min_length=1, description="CloudEvents `source`; default: /outspark/ and the source's name."
@@ -223,10 +229,10 @@ class RelaySettings(Model):
 class HostingSettings(Model):
     """Where lanes run, whether of a relay or of an inbox, and for how long."""
 
-    lanes: int = Field(2, ge=1, le=256, description="Loops that work side by side.")
+    lanes: int = Field(2, ge=1, le=256, description="Number of lanes that work in parallel.")
     master: str = Field("local", description="Spark master; `local` means as many threads as the lanes need.")
     spark: dict[str, str] = Field(
-        default_factory=dict, description="Spark's own settings, passed on as they are."
+        default_factory=dict, description="Settings of Spark, passed to it unchanged."
     )
     shift: Duration = Field(timedelta(seconds=10), description="How long one Spark task hosts a lane.")
     shutdown_timeout: Duration = Field(
@@ -247,7 +253,7 @@ class HostingSettings(Model):
 class ServerSettings(Model):
     """Health, stats and metrics over HTTP."""
 
-    enabled: bool = Field(True, description="Serve them while the relay runs.")
+    enabled: bool = Field(True, description="Serve them while the relay or inbox runs.")
     host: str = Field("127.0.0.1", description="Address to bind to.")
     port: int = Field(8080, ge=0, le=65535, description="Port to bind to; 0 picks a free one.")
     health_check_interval: Duration = Field(
@@ -358,7 +364,7 @@ class Settings(Model):
         return {name: (one, one.partitions) for name, one in all.items() if one.partitions is not None}
 
     def fans_out(self, source: str) -> bool:
-        """Do events of this source go to several destinations at once?"""
+        """Do events of this source go to several destinations?"""
         return any(len(route.names()) > 1 for route in self.routes if route.source in (None, source))
 
 
@@ -375,7 +381,7 @@ def twice(first: str, second: str, table: str, group: str | None = None) -> str:
 def dangling(
     routes: Sequence[Any], sources: Mapping[str, Any], destinations: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Routes that name what does not exist. They are plain trees, sound or not, so that all errors are told at once."""
+    """Routes to missing sources or destinations, from settings not validated yet: all errors are reported together."""
     for index, route in enumerate(routes):
         if not isinstance(route, Mapping):
             continue
