@@ -403,7 +403,10 @@ def _poll_on(feed: Feed) -> None:
         ({"group.instance.id": "x"}, "group.instance.id cannot be set: it is the name of the lane"),
         ({"enable.auto.commit": True}, "enable.auto.commit cannot be set: offsets are committed when"),
         ({"enable": {"auto": {"commit": True}}}, "enable.auto.commit cannot be set"),
-        ({"bootstrap.servers": "x"}, "bootstrap.servers cannot be set: the brokers are set in the feed's url"),
+        (
+            {"bootstrap.servers": "x"},
+            "bootstrap.servers cannot be set: the brokers are set in the feed's url",
+        ),
         ({"no.such.option": "s3cr3t"}, 'No such configuration property: "no.such.option"'),
         ({"auto.offset.reset": "sometimes"}, "auto.offset.reset"),
         ({"client.id": ["a"]}, "feed.options: client.id must be text, a number or a boolean"),
