@@ -204,7 +204,7 @@ class Delivery:
         answered = len(lost) < len(sent)
         for index in lost:
             self._reports.pop(index, None)
-        self._hold(self._sort_out())
+        self._hold(self._apply_reports())
         # If some messages were acknowledged, the cluster is up and the lost ones count as failed attempts.
         failure = Retry(self._describe(fault or late), counted=answered and fault is None)
         for index in lost:

@@ -44,60 +44,60 @@ TARGET_COLUMNS: dict[str, Callable[[Target], str]] = {
 METHOD = """\
 ## How it is measured
 
-Results that are compared come from one run, on an embedded PostgreSQL with its own defaults. Each candidate (a way to
-drain the outbox) has its own database and stays up for all rounds; its processes are stopped while another candidate is
-measured. Before each drain the bench loads a backlog into a fresh table and runs a checkpoint, while the lanes own their
-slots and wait on an empty outbox. It also allocates and frees as much memory as the data files will grow by: a virtual
-machine may have to fetch each page from its host first, which would slow a drain down the longer it takes. Then the
-loaded table replaces the empty one in one transaction. The measured time runs from there to the last `delivered_at`
-(jEAP: `sent_scheduled`, inbox: `completed_at`), both by the database's clock. At the end every event must be delivered
-at its first attempt, or the run fails. In an Open Outbox table all slots have the same number of keys, so that all lanes
-work to the end. Drains that are compared alternate, the first one of each candidate is not counted, and a ratio is the
-ratio of the medians.
+Results that are compared come from one run, on an embedded PostgreSQL with its own defaults. Each candidate (a way
+to drain the outbox) has its own database and stays up for all rounds; its processes are stopped while another
+candidate is measured. Before each drain the bench loads a backlog into a fresh table and runs a checkpoint, while
+the lanes own their slots and wait on an empty outbox. It also allocates and frees as much memory as the data files
+will grow by: a virtual machine may have to fetch each page from its host first, which would slow a drain down the
+longer it takes. Then the loaded table replaces the empty one in one transaction. The measured time runs from there
+to the last `delivered_at` (jEAP: `sent_scheduled`, inbox: `completed_at`), both by the database's clock. At the end
+every event must be delivered at its first attempt, or the run fails. In an Open Outbox table all slots have the
+same number of keys, so that all lanes work to the end. Drains that are compared alternate, the first one of each
+candidate is not counted, and a ratio is the ratio of the medians.
 
-- **ceiling**: claim and settle of `lease = "row"` as a SQL loop inside the server, one client per lane, with the planner
-  settings of a lane. It uses the plain claim (`FOR UPDATE`, always from the beginning) and waits for the disk at each
-  commit, so that it is a yardstick that does not change. [Lanes need not
+- **ceiling**: claim and settle of `lease = "row"` as a SQL loop inside the server, one client per lane, with the
+  planner settings of a lane. It uses the plain claim (`FOR UPDATE`, always from the beginning) and waits for the
+  disk at each commit, so that it is a yardstick that does not change. [Lanes need not
   wait](how-it-works.md#from-claim-to-settle).
 - **lane's SQL**: the same loop with the statements of a lane, which are faster and commit as a lane does.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
-- **brokers**: each broker runs on this machine for all drains, with a fresh topic for each drain. NATS is JetStream on
-  disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a quorum queue, persistent messages
-  and publisher confirms; Redis has a stream. After a drain the broker must count every event in the topic.
+- **brokers**: each broker runs on this machine for all drains, with a fresh topic for each drain. NATS is JetStream
+  on disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a quorum queue, persistent
+  messages and publisher confirms; Redis has a stream. After a drain the broker must count every event in the topic.
 - **one by one**: bare lanes with the same client that publish one event at a time and wait for its answer;
   {single_events:,} events.
-- **jeap**: the table with its seven indexes, and the same table with Outspark's optional index. Every second message is
-  marked for immediate sending and overdue, and each has a trace. Lanes hold the ShedLock row as in production. The
-  ceiling is a SQL loop with the statements that lanes use on this table, which commit as a lane does; each result is
-  compared with the ceiling on the same table.
-- **jEAP's shape**: the procedure of jEAP's own relay on jEAP's own table: one client polls for 5 messages, sends each by
-  itself, waits for its answer and marks it in a separate transaction. A Python program imitates it with the same Kafka
-  client; {single_events:,} events.
-- **finished**, **jeap-finished**: a table that already contains finished rows, and keeps the rows of each drain. The
-  jEAP outbox has Outspark's optional index; one result is without the index and with {single_events:,} events.
-- **backlog**: ten times as many events. The ceiling drains the same backlog: how much of its rate it keeps from the first
-  tenth to the last is the effect of a long load on server and machine.
-- **outage**: the table contains as many other events with other keys. In one result they are already delivered, in the
-  other their destination refuses connections. The rate counts the events that can be delivered.
-- **inbox-consume**: a topic with 4 partitions that contains each message twice, the copy some batches after the first.
-  The messages are written in one transaction, so that all become visible at the same instant. The measured time runs
-  from there until the group's offsets are at the end; then the inbox must contain each message once. The ceiling is the
-  INSERT with ON CONFLICT DO NOTHING in batches of the same size, each with a commit that waits for the disk, by one plain
-  process per lane that has the parameters for its part of the messages ready in memory. Lanes
-  [do less](inbox/feeds.md): they look up first which messages the inbox already has, and while full batches arrive only
-  one commit in four waits.
-- **inbox-handle**: pending events in the inbox, and a handler that inserts one row. Lanes claim 100 events at a time and
-  run 50 handlers in one transaction, as they do by default. The ceiling is a SQL loop inside the server with the worker's
-  claim, one INSERT per event, and the completion, in transactions of the same size. At the end every event must be
-  completed at its first attempt, and its effect must exist once.
+- **jeap**: the table with its seven indexes, and the same table with Outspark's optional index. Every second
+  message is marked for immediate sending and overdue, and each has a trace. Lanes hold the ShedLock row as in
+  production. The ceiling is a SQL loop with the statements that lanes use on this table, which commit as a lane
+  does; each result is compared with the ceiling on the same table.
+- **jEAP's shape**: the procedure of jEAP's own relay on jEAP's own table: one client polls for 5 messages, sends
+  each by itself, waits for its answer and marks it in a separate transaction. A Python program imitates it with the
+  same Kafka client; {single_events:,} events.
+- **finished**, **jeap-finished**: a table that already contains finished rows, and keeps the rows of each drain.
+  The jEAP outbox has Outspark's optional index; one result is without the index and with {single_events:,} events.
+- **backlog**: ten times as many events. The ceiling drains the same backlog: how much of its rate it keeps from the
+  first tenth to the last is the effect of a long load on server and machine.
+- **outage**: the table contains as many other events with other keys. In one result they are already delivered, in
+  the other their destination refuses connections. The rate counts the events that can be delivered.
+- **inbox-consume**: a topic with 4 partitions that contains each message twice, the copy some batches after the
+  first. The messages are written in one transaction, so that all become visible at the same instant. The measured
+  time runs from there until the group's offsets are at the end; then the inbox must contain each message once. The
+  ceiling is the INSERT with ON CONFLICT DO NOTHING in batches of the same size, each with a commit that waits for
+  the disk, by one plain process per lane that has the parameters for its part of the messages ready in memory.
+  Lanes [do less](inbox/feeds.md): they look up first which messages the inbox already has, and while full batches
+  arrive only one commit in four waits.
+- **inbox-handle**: pending events in the inbox, and a handler that inserts one row. Lanes claim 100 events at a
+  time and run 50 handlers in one transaction, as they do by default. The ceiling is a SQL loop inside the server
+  with the worker's claim, one INSERT per event, and the completion, in transactions of the same size. At the end
+  every event must be completed at its first attempt, and its effect must exist once.
 - **trickle**: from the return of the writer's COMMIT until the lane passes the event to its destination, at
   {trickle_rate:g} events a second that arrive at random; both times by the machine's monotonic clock.
 - **writers**: `pgbench` with {writers} clients and one INSERT per transaction, while the lanes work.
-- **soak**: {soak_rate:,.0f} events a second, with memory read every second; growth is the slope of a line fitted to all
-  but the first {warm_up:.0%} of the time.
-- **CPU** is user and system time of the processes and all their children; "ours" are Python and the JVM. Memory is the
-  sum of their resident sizes, in which shared pages count several times.
+- **soak**: {soak_rate:,.0f} events a second, with memory read every second; growth is the slope of a line fitted to
+  all but the first {warm_up:.0%} of the time.
+- **CPU** is user and system time of the processes and all their children; "ours" are Python and the JVM. Memory is
+  the sum of their resident sizes, in which shared pages count several times.
 """
 
 

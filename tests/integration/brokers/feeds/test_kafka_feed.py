@@ -131,7 +131,7 @@ def test_a_commit_that_is_told_again_takes_none_back_that_passed_since(rig: Kafk
     assert isinstance(feed, KafkaFeed)
 
     # As the answer to a commit of offset 5 comes, if it was made during a rebalance.
-    feed._soon(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(rig.topic, 0, 5)])
+    feed._async_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(rig.topic, 0, 5)])
     assert list(feed.poll(100, 0.2)) == []
     feed.close()
 
