@@ -1,6 +1,6 @@
-"""Brokers: publishers bring batches of messages to one, feeds bring messages from one to an inbox.
+"""Brokers: a publisher sends batches of messages to a broker, a feed consumes messages from a broker for an inbox.
 
-A broker's client is imported when it is used.
+A broker's client library is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["Feed", "Publisher", "open_feed", "open_publisher"]
 
 
 def open_feed(settings: FeedSettings, group: str, member: str) -> Feed:
-    """The feed of one member of a consumer group. No I/O yet; SettingsError when its options make no sense.
+    """Make the feed of one member of a consumer group, without I/O; SettingsError if its options are invalid.
 
-    A `member` is one at a time: the next one of that name takes over what the last one had.
+    Only one feed at a time may use the name `member`: a second one takes the partitions of the first.
     """
     try:
         return _open_feed(settings, group, member)
@@ -38,7 +38,7 @@ def _open_feed(settings: FeedSettings, group: str, member: str) -> Feed:
 
 
 def open_publisher(name: str, settings: DestinationSettings) -> Publisher:
-    """The publisher of destination `name`. No I/O yet; SettingsError when its options make no sense."""
+    """Make the publisher of destination `name`, without I/O; SettingsError if its options are invalid."""
     try:
         publisher = _open_publisher(name, settings)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Claim check: a large payload goes to a store, and the message carries a reference to it."""
+"""Claim check: a large payload is put into a store, and the message contains a reference to it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from outspark.outcome import HELD, Held, Outcome, Retry
 from outspark.redaction import redact
 
 _CHECK_NAME = ".outspark-check"
-# fsspec's asynchronous stores may be called from many threads; the others promise nothing.
+# fsspec's asynchronous stores may be called from several threads; the others do not guarantee that.
 _PARALLEL = 8
 _SHORTEST_SECRET = 4
 
 Job = Callable[[Any, str], None]
-"""Called with the file system and the path of the store in it."""
+"""Takes the file system and the path of the store in it."""
 
 
 class ClaimStore:
-    """Used from one thread. After a fault it is opened anew; construction does no I/O."""
+    """Used from one thread. After an error the next call opens the store again; construction does no I/O."""
 
     def __init__(self, name: str, settings: ClaimCheckSettings) -> None:
         self._settings = settings
@@ -47,9 +47,9 @@ class ClaimStore:
         self._session: _Session | None = None
 
     def put(self, objects: Mapping[str, bytes], timeout: float) -> dict[str, Retry | Held]:
-        """Store each payload under its name. The answer has the names that are not stored.
+        """Store each payload under its name; return an outcome for each name that was not stored.
 
-        Held are those whose turn did not come in time: nothing is wrong with the store.
+        Held means that the store had no time for the payload; the store itself is healthy.
         """
         errors = self._run([_writing(name, payload) for name, payload in objects.items()], timeout)
         return {
@@ -59,7 +59,7 @@ class ClaimStore:
         }
 
     def check(self, timeout: float) -> str | None:
-        """Write a small object; what went wrong, if anything."""
+        """Write a small object; return the error's text, or None."""
         [error] = self._run([_write_probe], timeout)
         return None if error is None else self._words(error)
 
@@ -84,11 +84,11 @@ class ClaimStore:
 
 
 class _Session:
-    """One opening of the store. fsspec knows no deadline, so the work is done in threads that can be left behind."""
+    """One opened store. fsspec has no timeouts, so threads do the work, and can be abandoned if they hang."""
 
     def __init__(self, settings: ClaimCheckSettings, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outspark-claims")
-        # First in line, so no job waits for it in vain.
+        # The first task of the pool, so a job that waits for its result never occupies the only thread.
         self._opened = self._pool.submit(
             url_to_fs, settings.path, skip_instance_cache=True, **settings.options
         )
@@ -117,7 +117,7 @@ def _writing(name: str, payload: bytes) -> Job:
         path = f"{root.rstrip('/')}/{name}"
         if not _renames(files):
             files.pipe_file(path, payload)
-        # The name carries the payload's hash: what is there from an earlier attempt is the same.
+        # The name contains the payload's hash, so an object from an earlier attempt has the same content.
         elif not (files.exists(path) and files.size(path) == len(payload)):
             _write_and_move(files, path, payload)
 
@@ -144,12 +144,12 @@ def _write_probe(files: Any, root: str) -> None:
 
 
 def _renames(files: Any) -> bool:
-    """True for file systems; an object store copies instead, and shows an object only when it is whole."""
+    """True for file systems. An object store copies instead, and an object is visible only once it is complete."""
     return type(files).mv is not fsspec.AbstractFileSystem.mv
 
 
 def _strings(options: Any) -> Iterator[str]:
-    """Every option may be a secret; addresses are not, and an error without them helps nobody."""
+    """All option values, since each may be a secret. URLs are left out: an error without them would be useless."""
     if isinstance(options, str):
         if len(options) >= _SHORTEST_SECRET and "://" not in options:
             yield options
@@ -163,12 +163,12 @@ def _strings(options: Any) -> Iterator[str]:
 
 HEADER: Final = "X-Outspark-Claim-Check"
 
-# What is left is for the broker. What could not be stored in time comes back, and the rest has gone on.
-_SHARE_FOR_STORING = 0.75
+# Fraction of the timeout for the store; the rest is for the broker. Messages not stored in time are retried later.
+_STORE_FRACTION = 0.75
 
 
 class ClaimCheckPublisher:
-    """Stands before the publisher of a destination. A message whose payload could not be stored is not sent."""
+    """Wraps the publisher of a destination. A message whose payload could not be stored is not sent."""
 
     def __init__(self, name: str, inner: Publisher, settings: ClaimCheckSettings) -> None:
         self.keeps_order, self.keeps_headers = inner.keeps_order, inner.keeps_headers
@@ -179,13 +179,13 @@ class ClaimCheckPublisher:
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         deadline = time.monotonic() + timeout
-        checked = self._check_in(messages, timeout * _SHARE_FOR_STORING)
+        checked = self._check_in(messages, timeout * _STORE_FRACTION)
         sent = [message for message in checked if isinstance(message, Message)]
         answers = iter(self._send(sent, deadline - time.monotonic()))
         return [next(answers) if isinstance(message, Message) else message for message in checked]
 
     def check(self, timeout: float) -> None:
-        """The store counts as a part of the destination: without it, large events would fail one by one."""
+        """Check store and broker: without the store, large events would fail one by one."""
         deadline = time.monotonic() + timeout
         if fault := self._store.check(timeout):
             raise DestinationDown(fault)
@@ -212,16 +212,16 @@ class ClaimCheckPublisher:
 
 
 class _Claim:
-    """A message's payload on its way to the store."""
+    """A message with the name under which its payload is stored."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
         self._sha256 = hashlib.sha256(message.payload).hexdigest()
-        # The same at every attempt; the hash keeps apart what two sources may send under one id.
+        # The name is the same at every attempt; the hash separates payloads that two sources send under one id.
         self.name = f"{self._sha256[:2]}/{quote(message.id, safe='')}-{self._sha256[:16]}"
 
     def reference(self, store: str) -> Message:
-        """What goes out in the message's stead."""
+        """The message to send instead, with a reference to the stored payload."""
         message, url = self.message, f"{store}/{self.name}"
         claim = {
             "url": url,
@@ -237,7 +237,7 @@ class _Claim:
 def _hold_back(
     messages: Sequence[Message], checked: Sequence[Message | Retry | Held]
 ) -> list[Message | Retry | Held]:
-    """Of a key, nothing goes out after a message that does not."""
+    """Hold messages behind one of the same order key that is not sent, to keep the order."""
     stopped: set[str] = set()
     kept: list[Message | Retry | Held] = []
     for message, result in zip(messages, checked, strict=True):

@@ -1,4 +1,4 @@
-"""A broker as an inbox reads from it: `Feed` is the interface, `Received` one message, the same for every broker."""
+"""The interface through which an inbox consumes from a broker: `Feed`, and `Received`, one message of any broker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ log = logging.getLogger(__name__)
 
 
 class Outage:
+    """Logs the begin and the end of an outage once each, however often the feed reports them."""
+
     def __init__(self, group: str) -> None:
         self._group = group
         self._on = False
         self._waited_for: set[str] = set()
 
     def begin(self, error: str) -> None:
-        """`error` without secrets."""
+        """`error` must contain no secrets."""
         if not self._on:
             self._on = True
             log.warning("broker unreachable, retrying", extra={"group": self._group, "error": error})
@@ -29,7 +31,7 @@ class Outage:
             log.info("broker reachable again", extra={"group": self._group})
 
     def wait_for(self, what: str) -> None:
-        """Something is not there yet and may come; once for each."""
+        """Log, once for each name, that the feed waits for a topic or stream that does not exist yet."""
         if what not in self._waited_for:
             self._waited_for.add(what)
             log.warning(
@@ -39,64 +41,65 @@ class Outage:
 
 
 class Feed(Protocol):
-    """A broker as a consumer sees it. For one thread at a time.
+    """A consumer's connection to a broker, used by one thread at a time.
 
-    FeedFailed from any of these means that the feed starts anew, from `commit` that it may: what was not committed
-    comes again.
+    After FeedFailed the feed connects anew, and the broker redelivers every message that was not committed. `commit`
+    may raise FeedFailed although the broker stored the commit.
     """
 
     def poll(self, limit: int, timeout: float) -> Sequence[Received]:
-        """The next messages, at most `limit`, waiting for the first at most `timeout` seconds.
+        """Return at most `limit` messages, after waiting at most `timeout` seconds for the first.
 
-        None while the broker is away for a while; FeedFailed where it refuses us. To be called again before long, or
-        `hold` instead, because that is how the broker knows that we are there.
+        The answer is empty while the broker cannot be reached; FeedFailed if it refuses the consumer. The caller must
+        keep calling `poll` or `hold`, because the broker takes a consumer that does not call for dead.
         """
         ...
 
     def hold(self, timeout: float) -> None:
-        """Take nothing for `timeout` seconds, and keep what was polled and is not committed."""
+        """Receive nothing for `timeout` seconds, but keep the membership and all uncommitted messages."""
         ...
 
     def commit(self, messages: Sequence[Received]) -> None:
-        """Tell the broker that these messages, and those before them in their partitions, need not come again.
+        """Acknowledge these messages and, with Kafka, all messages before them in their partitions.
 
-        FeedFailed when it could not be told; it is tried once more with the next call of anything. Where that fails
-        too they come again and are found to be duplicates. What is somebody else's by now is passed over in silence.
+        FeedFailed if the broker did not confirm; the feed tries again with the next call of any method. If that fails
+        too, the broker redelivers the messages and the inbox finds them to be duplicates. Messages of partitions that
+        belong to another consumer by now are skipped silently.
         """
         ...
 
     def commit_soon(self, messages: Sequence[Received]) -> None:
-        """The same without waiting for the broker: when it could not be told, a later call says so."""
+        """Acknowledge without waiting for the broker's answer; a later call raises the error, if there is one."""
         ...
 
     def owns(self, message: Received) -> bool:
-        """Would a commit still count? Not where the partition was taken away since, even if it came back."""
+        """Whether a commit of the message would count: False once its partition was revoked, even if it came back."""
         ...
 
     def check(self, timeout: float) -> None:
-        """FeedFailed with the reason when the broker, or what is to be read from it, cannot be reached."""
+        """Raise FeedFailed with the reason if the broker or the topics cannot be reached."""
         ...
 
     def close(self) -> None:
-        """Leave in good order. Harmless when it is closed; whoever polls opens it again."""
+        """Leave the group in an orderly way. A second `close` does nothing; the next `poll` connects again."""
         ...
 
 
 @dataclass(slots=True)
 class Received:
-    """One message as a broker handed it over."""
+    """One message as the broker delivered it."""
 
     topic: str
     """Topic or subject."""
     body: bytes | None
-    """None and empty are the same: a message that says nothing but that it is there."""
+    """None and empty mean the same: a message without content."""
     headers: Iterable[tuple[str, bytes | str | None]] = ()
     key: bytes | None = None
     timestamp: datetime | None = None
-    """When the broker got it, by its own account; the same on every redelivery."""
+    """When the broker stored it, by the broker's clock; the same on every redelivery."""
     log: str | None = None
-    """Whose `partition` and `offset` these are: the stream, where that is not the topic."""
+    """What `partition` and `offset` refer to: the stream, or None for the topic."""
     partition: int = 0
     offset: int = 0
     handle: Any = None
-    """The broker's own object, for whoever acknowledges it."""
+    """What the feed needs to acknowledge the message."""

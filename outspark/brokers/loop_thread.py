@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for broker clients that are asyncio while a lane is not."""
+"""An event loop in a thread of its own, for broker clients that need asyncio: lanes are synchronous."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARGIN = 2.0
 
 
 class LoopThread:
-    """Runs from construction to `stop`. Ending it cancels every task and cuts every connection of its."""
+    """Runs from construction to `stop`, which cancels all its tasks and aborts all its connections."""
 
     def __init__(self, name: str) -> None:
         self._stopping = asyncio.Event()
@@ -26,7 +26,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Wait for `work`, which keeps to `timeout` by itself; TimeoutError a little later if it does not."""
+        """Wait for `work`, which must end within `timeout` by itself; TimeoutError a little later if it does not."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout + _MARGIN)
@@ -35,13 +35,13 @@ class LoopThread:
             raise
 
     async def cut(self) -> None:
-        """Drop all connections at once, without sending what is still buffered."""
+        """Abort all connections immediately, without sending buffered data."""
         for transport in list(self._loop.transports):
             transport.abort()
-        await asyncio.sleep(0)  # the loop tells the protocols
+        await asyncio.sleep(0)  # the loop calls connection_lost of the protocols
 
     def stop(self) -> None:
-        """Harmless when it is stopped."""
+        """End the loop and the thread; does nothing if they have ended."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(_MARGIN)
@@ -56,7 +56,7 @@ class LoopThread:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Knows its transports: closing a client first sends its buffers, aborting its transport does not."""
+    """Remembers its transports: closing a client flushes its buffers first, aborting a transport does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,5 +70,5 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _on_lost_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A task of the client died with its connection. Outcomes tell of it, so asyncio's long complaint does not."""
+    """A task of the client failed with its connection. Outcomes report it, so asyncio's traceback is not logged."""
     _log.debug("%s: %r", context["message"], context.get("exception"))

@@ -1,4 +1,4 @@
-"""Acknowledges everything and sends nothing: for benchmarks and for trying out a configuration."""
+"""A publisher that reports every message as delivered and sends nothing, for benchmarks and to try configurations."""
 
 from __future__ import annotations
 

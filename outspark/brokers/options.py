@@ -1,4 +1,4 @@
-"""What publishers and feeds share in reading their options: clear errors, certificates, and secrets that never show."""
+"""Reads the options of publishers and feeds: validation errors, TLS contexts, and removal of secrets from texts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 def read_options(model: type[Options], name: str, given: dict[str, Any]) -> Options:
-    """SettingsError names what is wrong with the options of destination `name`, and what is allowed."""
+    """Validate the options of destination `name`; SettingsError names the faults and the allowed options."""
     return read_options_at(f"destinations.{name}", model, given)
 
 
 def read_options_at(where: str, model: type[Options], given: dict[str, Any]) -> Options:
-    """The same for the options of whatever stands at `where` in the settings."""
+    """Validate the options of the settings table `where`."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
         faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_input=False))
         allowed = ", ".join(model.model_fields)
-        # `from None`: the original text quotes its input, passwords included.
+        # `from None`: the original error quotes its input, including passwords.
         raise SettingsError(f"{where}.options: {faults}; allowed are: {allowed}") from None
 
 
 def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
-    """DestinationError when a file cannot be read. Without a CA the system's are trusted."""
+    """Make a TLS context; DestinationError if a file cannot be read. Without `ca_file` the system's CAs are trusted."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
@@ -41,7 +41,7 @@ def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None
 
 
 def hide(secrets: Iterable[str], text: str) -> str:
-    """The text without them, the longest first: one may be part of another."""
+    """Replace secrets in the text, the longest first, because one may be part of another."""
     for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

@@ -1,4 +1,4 @@
-"""The interface of every publisher: a batch goes in, one outcome per message comes back."""
+"""The interface of every publisher: it takes a batch of messages and returns one outcome per message."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class Publisher(Protocol):
     """
 
     keeps_order: bool
-    """True when a failed message also fails every later message of its order key in the same batch, so that a lane may
-    hand over whole batches. Where it is False, a lane publishes in waves with at most one message per order key."""
+    """True if a failed message also fails every later message of its order key in the same batch, so that a lane may
+    pass whole batches. If False, a lane publishes in waves with at most one message per order key."""
     keeps_headers: bool
-    """True when the headers in `stored` go out as they are. Where it is False, a message has none of them: a lane makes
-    text of them before, or does not send the message at all."""
+    """True if the publisher sends the headers in `stored` as they are. If False, the messages passed to it have none:
+    the lane converts them to text before, or does not send the message."""
 
     def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
-        """Send the messages in order and wait for what became of each, at most `timeout` seconds.
+        """Send the messages in order and wait at most `timeout` seconds for the outcome of each.
 
-        The answer has one outcome per message, in order: Delivered, Retry or Dead, or Held for one that was not sent
-        because an earlier one of its key failed or the time was over. It does not raise for a destination that is
-        down: those messages come back as `Retry(counted=False)`. It raises DestinationError only when the
-        destination cannot be used as configured at all.
+        The result has one outcome per message, in order: Delivered, Retry or Dead, or Held for a message that was not
+        sent because an earlier one of its key failed or the time was over. `publish` does not raise if the destination
+        is down: those messages get `Retry(counted=False)`. It raises DestinationError only if the destination cannot
+        be used at all as configured.
         """
         ...
 
     def check(self, timeout: float) -> None:
-        """Prove that the destination would take a message now; DestinationDown (or DestinationError) when not."""
+        """Check that the destination would accept a message now; DestinationDown or DestinationError if not."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection; harmless when there is none."""
+        """Close the connection, if there is one."""
         ...

@@ -1,7 +1,7 @@
-"""JSON lines on stdout or into a file, one write per batch.
+"""The stdout publisher: writes JSON lines to stdout or to a file, one write per batch.
 
-A Python worker of Spark has no stdout of its own: what it prints lands on the driver's stderr. So the driver
-opens a `Funnel`, and its workers write to the funnel's path.
+A Python worker of Spark has no stdout of its own: its output goes to the driver's stderr. So the driver opens a
+`Funnel`, and its workers write to the funnel's path.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class StdoutPublisher:
             sys.stdout.flush()
             return sys.stdout.fileno()
         if self._file is None:
-            # Without O_NONBLOCK, opening a FIFO that nobody reads would block for ever.
+            # Without O_NONBLOCK, opening a FIFO without a reader would block forever.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-            self._file = os.open(self._path, flags, 0o600)  # events are nobody else's business
+            self._file = os.open(self._path, flags, 0o600)  # events may be confidential
             os.set_blocking(self._file, True)
         return self._file
 
@@ -87,7 +87,7 @@ class StdoutPublisher:
 
 
 def line(message: Message) -> bytes:
-    """The message as one line of JSON; a payload that is not UTF-8 goes as base64 under `payload_base64`."""
+    """The message as one line of JSON; a payload that is not UTF-8 becomes base64 in `payload_base64`."""
     document: dict[str, object] = {
         "id": message.id,
         "topic": message.topic,
@@ -99,23 +99,23 @@ def line(message: Message) -> bytes:
     except UnicodeDecodeError:
         document["payload_base64"] = base64.b64encode(message.payload).decode()
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    # A lone surrogate has no UTF-8 form; its backslash escape is what JSON would have written anyway.
+    # A lone surrogate cannot be encoded as UTF-8; its backslash escape is valid in JSON.
     return text.encode(errors="backslashreplace") + b"\n"
 
 
 def _await_reader(fd: int, timeout: float) -> None:
-    """Wait until a write would not block: a pipe whose reader has stopped must not hold a lane for ever."""
+    """Wait until a write would not block: a pipe whose reader has stopped must not block a lane forever."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     events = poll.poll(timeout * 1000)
     if not events:
-        raise TimeoutError(0, f"nobody read from it for {timeout:g} s")
+        raise TimeoutError(0, f"its reader read nothing for {timeout:g} s")
     if events[0][1] & select.POLLERR:
-        raise BrokenPipeError(0, "its reader is gone")
+        raise BrokenPipeError(0, "its reader has closed it")
 
 
 def _write_whole(fd: int, data: bytes) -> None:
-    """Lanes share the file, so they take turns: a pipe mixes up writes that are longer than its PIPE_BUF."""
+    """Lanes share the file, so a lock serializes them: a pipe interleaves writes that are longer than PIPE_BUF."""
     shared = stat.S_ISREG(os.fstat(fd).st_mode) or stat.S_ISFIFO(os.fstat(fd).st_mode)
     if shared:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -129,9 +129,9 @@ def _write_whole(fd: int, data: bytes) -> None:
 
 
 class Funnel:
-    """The driver's end: a FIFO that workers on this machine write to, copied to `out` by a thread.
+    """The driver's end: a FIFO that workers on this machine write to, and a thread that copies it to `out`.
 
-    When `out` breaks, the FIFO is closed, so that workers see it and no message is taken for delivered.
+    If `out` breaks, the thread closes the FIFO, so that the workers' writes fail and no message counts as delivered.
     """
 
     def __init__(self, out: BinaryIO) -> None:
@@ -145,11 +145,11 @@ class Funnel:
         self._thread.start()
 
     def join(self) -> None:
-        """Return when nothing is copied any more: `out` broke, or it was closed."""
+        """Wait until the thread has ended, because `out` broke or `close` was called."""
         self._thread.join()
 
     def close(self) -> None:
-        """Copy what is still in the FIFO, then remove it; harmless when closed."""
+        """Copy the rest of the FIFO, then remove it; a second call does nothing."""
         if self._stop < 0:
             return
         os.close(self._stop)
@@ -167,7 +167,7 @@ class Funnel:
         self.close()
 
     def _copy(self) -> None:
-        # Without a writer of our own, poll would report "hung up" in a busy loop while no worker writes.
+        # Without this writer, poll would report POLLHUP in a busy loop while no worker has the FIFO open.
         writer = os.open(self.path, os.O_WRONLY)
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)

@@ -1,4 +1,4 @@
-"""An event as its handler sees it."""
+"""The event that a handler receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outspark.contracts.omnibox.inbox import KEY_HEADER, Row
 
 @dataclass(slots=True)
 class InboxEvent:
-    """One row of an inbox, claimed. `body` is its payload as JSON text; `payload` reads it at first sight."""
+    """One claimed row of an inbox. `body` is the payload as JSON text; `payload` parses it on each access."""
 
     id: str
     type: str
@@ -22,7 +22,7 @@ class InboxEvent:
     body: str = field(repr=False)
     headers: dict[str, Any]
     attempts: int
-    """Failures before this try."""
+    """Failed attempts before this one."""
     max_attempts: int
     created_at: datetime
     trace_id: str | None = None
@@ -37,9 +37,9 @@ class InboxEvent:
 
     @property
     def key(self) -> str | None:
-        """The key that its broker had for it."""
+        """The message key at the broker."""
         key = self.headers.get(KEY_HEADER)
-        # A key that is no text is an object in the table, and this is how the table's statements see it.
+        # A key that is not text is stored as a JSON object; the SQL statements compare it as JSON text.
         return key if key is None or isinstance(key, str) else json.dumps(key)
 
 
@@ -51,7 +51,7 @@ def from_row(row: Row) -> InboxEvent:
         group=row.consumer_group,
         source=row.source,
         body=row.payload,
-        # Others may have written any JSON there.
+        # Another writer may have stored any JSON here.
         headers=row.headers if isinstance(row.headers, dict) else {},
         attempts=row.attempts_made,
         max_attempts=row.max_attempts,

@@ -1,4 +1,4 @@
-"""A lane of an inbox: what it is told, and how it takes messages in or handles events for one shift."""
+"""A lane of an inbox: its specification, and one shift of consuming messages or handling events."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Task = Literal["consume", "handle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxLaneSpec(LaneSpec):
-    """One lane of one inbox. `number` counts those of the same inbox and task; `lane` counts all of the run."""
+    """One lane of one inbox. `number` counts the lanes of this inbox and task, `lane` all lanes of the run."""
 
     name: str
     settings: InboxSettings
     task: Task
     number: int
     outbox: SourceSettings | None = None
-    """Where letters about dead events go, if they go to an outbox."""
+    """The outbox that dead letters are written to, if the settings name one."""
 
     @property
     def url(self) -> str:
@@ -39,7 +39,7 @@ class InboxLaneSpec(LaneSpec):
 
     @property
     def member(self) -> str:
-        """What the broker knows this lane by: the same from shift to shift, so that no shift rebalances the group."""
+        """The lane's name at the broker. It is the same in every shift, so that a new shift causes no rebalance."""
         return f"{self.relay.id}-{self.name}-{self.number}"
 
 
@@ -50,7 +50,7 @@ def inbox_lanes(
     instance: str,
     environ: Mapping[str, str],
 ) -> list[InboxLaneSpec]:
-    """As many lanes as the settings say for each inbox and task."""
+    """The lanes for each inbox and task, as many as the settings say."""
     wanted = [
         (name, task, number) for name in names for task in tasks for number in range(settings.hosting.lanes)
     ]
@@ -76,21 +76,23 @@ def inbox_lanes(
 def _check(name: str, inbox: InboxSettings, tasks: Sequence[Task]) -> None:
     if "consume" in tasks and inbox.feed is None:
         raise SettingsError(
-            f"inboxes.{name}.feed is needed to take messages in; write a [inboxes.{name}.feed] table"
+            f"inboxes.{name}.feed is needed to consume messages; write a [inboxes.{name}.feed] table"
         )
     if "handle" in tasks and inbox.app is None:
         raise SettingsError(
-            f"inboxes.{name}.app is needed to handle events: give --app module:router, or write it down"
+            f"inboxes.{name}.app is needed to handle events: give --app module:router, or set it in the configuration"
         )
 
 
 def _outbox(settings: Settings, inbox: InboxSettings) -> SourceSettings | None:
-    letter = inbox.dead_letter
-    return settings.sources[letter.outbox] if letter is not None and letter.outbox is not None else None
+    dead_letter = inbox.dead_letter
+    if dead_letter is None or dead_letter.outbox is None:
+        return None
+    return settings.sources[dead_letter.outbox]
 
 
 _records: dict[tuple[str, int], Records] = {}
-"""What this process saw of handlers in earlier shifts of a lane: one may be too short to tell that they are broken."""
+"""Handler failures that this process saw in earlier shifts of a lane: one shift may be too short to judge handlers."""
 
 
 @dataclass(slots=True)
@@ -102,9 +104,9 @@ class InboxLane:
     def run(
         self, until: Callable[[], bool] | None = None, moved: Callable[[], None] | None = None
     ) -> ShiftReport:
-        """Until it is relieved after its time, told to stop, or `until` says so.
+        """Run until the next shift takes over, a stop is requested, or `until` returns true.
 
-        `moved` is called again and again, also while handlers run, for whoever watches that the lane moves.
+        The lane calls `moved` repeatedly, also while handlers run, so that a watchdog sees that it makes progress.
         """
         signals = Signals(self.spec, self.spec.url, f"{self.spec.task} {self.spec.number}", until, moved)
         try:
@@ -127,7 +129,8 @@ class InboxLane:
         )
 
     def _consume(self, signals: Signals) -> None:
-        # Two consumers of one name would fence each other, so the next begins when the last has closed its feed.
+        # Two consumers with one member name would fence each other, so this shift starts to consume only after the
+        # shift before has closed its feed.
         signals.announce_ready()
         if signals.take_baton():
             Consumer(self.spec.settings, self.spec.member, tally=self.tally, causes=self.trouble).run(signals)
@@ -135,7 +138,9 @@ class InboxLane:
     def _handle(self, signals: Signals, moved: Callable[[], None] | None) -> None:
         settings = self.spec.settings
         if settings.app is None:
-            raise SettingsError(f"inboxes.{self.spec.name}.app says which handlers there are, and is missing")
+            raise SettingsError(
+                f"inboxes.{self.spec.name}.app is missing: it names the router with the handlers"
+            )
         router = load_router(settings.app)
         on_dead = dead_letters.writer(settings, self.spec.outbox)
         worker = Worker(
@@ -149,7 +154,7 @@ class InboxLane:
             records=_records.setdefault((self.spec.instance, self.spec.lane), {}),
             moved=moved,
         )
-        # Two workers never claim the same event, so two shifts may overlap for a moment.
+        # Claims keep workers apart, so two shifts may handle events at the same time for a moment.
         signals.announce_ready()
         with worker:
             worker.run(signals)

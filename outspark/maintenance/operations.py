@@ -1,4 +1,4 @@
-"""Maintenance of an outbox or inbox whatever its contract: stats, dead events, prune, reap, in small transactions."""
+"""Maintenance of an outbox or inbox of any contract: stats, dead events, prune, reap, in small transactions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from outspark.contracts.maintenance import (
 from outspark.errors import SettingsError
 
 BATCH = 1000
-"""Rows a statement changes at most, so that no lock lasts and no transaction holds up VACUUM."""
+"""The most rows that one statement changes, so that locks are short and no transaction holds up VACUUM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long finished events stay; None keeps them for ever."""
+    """How long finished events are kept; None keeps them forever."""
 
     delivered: timedelta | None = None
     dead: timedelta | None = None
@@ -41,7 +41,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many events prune has deleted so far, or in a dry run, how many it would delete."""
+    """How many events prune has deleted so far or, in a dry run, would delete."""
 
     delivered: int = 0
     dead: int = 0
@@ -57,14 +57,14 @@ class Pruned:
 
 
 class Maintenance:
-    """The verbs of maintenance on one table. `conn` belongs to it alone, and no transaction is open on it."""
+    """The maintenance operations on one table. Only this object uses `conn`, and no transaction is open on it."""
 
     def __init__(self, conn: psycopg.Connection[Any], maintenance: TableMaintenance) -> None:
         self._conn = conn
         self._chores = maintenance
 
     def stats(self, *, exact: bool = False) -> Stats:
-        """Cheap however many events were delivered, unless their `exact` number is asked for."""
+        """The cost does not depend on the number of delivered events, unless `exact` asks to count them."""
         with self._transaction():
             return self._chores.stats(self._conn, exact=exact)
 
@@ -82,11 +82,11 @@ class Maintenance:
             return self._chores.show_dead(self._conn, id)
 
     def requeue(self, which: DeadFilter, limit: int | None = None) -> list[str]:
-        """Give dead events another life; answers the ids that really came back."""
+        """Make dead events pending again; return the ids of the rows that were changed."""
         return self._in_batches(self._chores.requeue, which, limit)
 
     def discard(self, which: DeadFilter, limit: int | None = None) -> list[str]:
-        """Delete dead events for good; answers the ids that are gone."""
+        """Delete dead events; return the ids of the rows that were deleted."""
         discarded = self._in_batches(self._chores.discard, which, limit)
         self._forget_settled()
         return discarded
@@ -105,13 +105,14 @@ class Maintenance:
     ) -> Iterator[Pruned]:
         """Delete finished events past their retention, one transaction a batch, and yield the sum after each.
 
-        It waits for no lock, and holds none that others wait for: locked rows are passed over and go with a later run.
-        `max_batches` bounds those of each kind.
+        Prune skips locked rows, which a later run deletes, so it neither waits for other transactions nor blocks them.
+        `max_batches` limits the batches of delivered and of dead events each.
         """
         done = Pruned()
         with self._transaction():
             now = self._chores.now(self._conn)
         for how, age in retention.ages:
+            # `mark` is where the previous batch ended: the next one does not scan deleted rows' index entries again.
             mark, more, batches = None, True, 0
             while more and (max_batches is None or batches < max_batches):
                 with self._transaction():
@@ -122,21 +123,21 @@ class Maintenance:
         self._forget_settled()
 
     def reap(self, lease: timedelta, max_attempts: int, batch: int = 100) -> Reaped:
-        """Give back at most `batch` leases older than `lease`; each counts as an attempt."""
+        """Release at most `batch` leases older than `lease`; each counts as a failed attempt."""
         with self._transaction():
             return self._chores.reap(self._conn, lease, max_attempts, batch)
 
     def unlock(self, ids: list[str], reason: str) -> list[str]:
-        """Unlock events that a relay or a worker holds, uncounted and due as before; answers the ids that were held.
+        """Release the locks of these events without counting an attempt; return the ids that were locked.
 
-        Only for a holder that is known to be gone or stuck: a relay may send the event twice then, and a worker that
-        still handles it finds its lock gone and rolls its effects back.
+        Use it only if the relay or worker that holds the locks is known to have crashed or to hang. A relay that is
+        still running may send the event twice; a worker finds that it lost its lock and rolls its effects back.
         """
         if not isinstance(self._chores, Unlocking):
             able = " and ".join(one.name for one in contracts.known() if hasattr(one.maintenance, "unlock"))
             raise SettingsError(
-                f"a forced unlock is for inboxes and for outboxes of contract {able}; elsewhere reap gives back "
-                "claims that ran out"
+                f"only inboxes and outboxes of contract {able} support a forced unlock; in other tables reap releases "
+                "expired claims"
             )
         with self._transaction():
             return self._chores.unlock(self._conn, ids, reason)
@@ -163,7 +164,7 @@ class Maintenance:
             self._chores.forget_settled(self._conn)
 
     def _until_now(self, which: DeadFilter) -> DeadFilter:
-        # What dies again while we are at it must not be requeued again, or this might never end.
+        # An event that becomes dead again during the run must not be requeued again, or the run might never end.
         with self._transaction():
             now = self._chores.now(self._conn)
         return replace(which, before=now if which.before is None else min(now, which.before))

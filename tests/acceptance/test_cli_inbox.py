@@ -185,7 +185,7 @@ def test_an_outbox_is_unlocked_where_its_contract_has_locks(cli: Cli, database: 
     cli.ok("init", "--apply", "--url", database.url)
     refused = cli("unlock", id, "--url", database.url, "--reason", "hangs")
     assert refused.returncode == 2
-    assert "for inboxes and for outboxes of contract omnibox" in refused.stderr
+    assert "only inboxes and outboxes of contract omnibox" in refused.stderr
 
 
 def test_which_inbox_is_meant(cli: Cli, inbox: psycopg.Connection[Any], database: Database) -> None:

@@ -157,13 +157,13 @@ class TestCloudEventsBinary:
     @pytest.mark.parametrize(
         ("event", "reason"),
         [
-            ({"key": "a\tb"}, "'partitionkey' holds a character"),
-            ({"key": "\ud800"}, "'partitionkey' holds a character"),
-            ({"key": "\ufffe"}, "'partitionkey' holds a character"),
+            ({"key": "a\tb"}, "'partitionkey' contains a character"),
+            ({"key": "\ud800"}, "'partitionkey' contains a character"),
+            ({"key": "\ufffe"}, "'partitionkey' contains a character"),
             ({"event_type": ""}, "'type' is empty"),
             ({"headers": {"ce_subject": ""}}, "'subject' is empty"),
-            ({"headers": {"ce_my-name": "x"}}, "'ce_my-name' names no CloudEvents attribute"),
-            ({"headers": {"ce_data": "x"}}, "'ce_data' names no CloudEvents attribute"),
+            ({"headers": {"ce_my-name": "x"}}, "'ce_my-name' is not a CloudEvents attribute"),
+            ({"headers": {"ce_data": "x"}}, "'ce_data' is not a CloudEvents attribute"),
         ],
     )
     def test_what_the_standard_forbids_is_named(self, event: dict[str, Any], reason: str) -> None:
@@ -317,7 +317,7 @@ class TestOmnibox:
         ("event", "reason"),
         [
             ({"key": "k"}, "needs the header 'aggregate_type', and the event has none"),
-            ({"headers": {"aggregate_type": "Order"}}, "'aggregate_id'.* and no key to take its place"),
+            ({"headers": {"aggregate_type": "Order"}}, "'aggregate_id'.* and no key to use instead"),
             ({"key": "k", "headers": {"aggregate_type": "Order"}, "payload": b"\xff"}, "not JSON"),
         ],
     )

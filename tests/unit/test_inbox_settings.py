@@ -107,7 +107,7 @@ def test_everything_wrong_is_said_at_once(folder: Path) -> None:
         "  inboxes.billing.strategy = 'twice' (outspark.toml): must be \"at-most-once\" or "
         '"at-least-once-on-persist" or "at-least-once-on-success" or "exactly-once"\n'
         '  inboxes.billing.feed.type = \'redis\' (outspark.toml): must be "kafka" or "nats"\n'
-        "  inboxes.billing.feed.url is needed. Where it is, e.g. kafka://127.0.0.1:9092 or nats://127.0.0.1:4222.\n"
+        "  inboxes.billing.feed.url is needed. URL of the broker, e.g. kafka://127.0.0.1:9092 or nats://127.0.0.1:4222.\n"
         "  inboxes.billing.feed.topics[1] = 1 (outspark.toml): must be text\n"
         "  inboxes.billing.feed.topic (outspark.toml): unknown key; did you mean topics?\n"
         "  inboxes.billing.work.timeout = 'soon' (outspark.toml): not a duration: 'soon'; write a number with a unit,"

@@ -1,7 +1,7 @@
-"""Connections to one webhook server: opened past the guard, kept between requests, replaced when they break.
+"""Connections to one webhook server: checked by the guard, reused between requests, replaced if they break.
 
-This is httpcore, the engine of httpx, without httpx's client around it: its cookies, redirects, proxies and
-decoding are what a webhook must not have, and it has no seam for the guard.
+This uses httpcore, the lower layer of httpx: a webhook must not have the cookies, redirects, proxies and decoding of
+httpx's client, and that client has no hook for the guard.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from outspark.brokers.http.wire import Answer, Post
 from outspark.errors import DestinationDown, DestinationError
 from outspark.tls import tls_fault
 
-# Below the five seconds after which common servers close an idle connection: we rarely send into a closing one.
+# Common servers close idle connections after five seconds; with less, a request rarely meets a closing one.
 _IDLE = 4.0
 _KEPT_OF_BODY = 1000
-# How long a server may take to refuse our certificate, when the handshake is through on our side.
+# How long `require_welcome` waits for a server to refuse the client certificate after the handshake.
 _VERDICT = 0.25
-_HUNG_UP = "the server hung up right after the TLS handshake; does it ask for a client certificate, or for another one?"
+_HUNG_UP = (
+    "the server closed the connection after the TLS handshake; does it need a client certificate, or another?"
+)
 
 
 class Lost(Exception):
-    """The connection broke before the answer was whole."""
+    """The connection broke before the response was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How to reach the server. `tls` is None for http."""
+    """The server's endpoint and how to connect to it. `tls` is None for http."""
 
     endpoint: Endpoint
     tls: ssl.SSLContext | None
     allow_private: bool
 
     async def connect(self, timeout: float) -> httpcore.AsyncNetworkStream:
-        """DestinationDown when nobody answers, DestinationError when it may not or cannot be used."""
+        """Connect; DestinationDown if no address answers, DestinationError if the guard or TLS refuses."""
         host, port, deadline = self.endpoint.host, self.endpoint.port, time.monotonic() + timeout
         try:
             async with asyncio.timeout(timeout):
@@ -56,16 +58,16 @@ class Server:
             raise DestinationDown(_reason(_root(error))) from None
 
     async def require_welcome(self, timeout: float) -> None:
-        """The same as `connect`, over a connection of its own, and also when the server refuses our certificate.
+        """Raise like `connect`, over a new connection, and also if the server refuses the client certificate.
 
-        With TLS 1.3 it says so only when we take the connection for established.
+        With TLS 1.3 the server refuses it only after the connection is established for the client.
         """
         stream = await self.connect(timeout)
         try:
             if self.tls is not None and not await stream.read(1, _VERDICT):
                 raise DestinationDown(_HUNG_UP)
         except httpcore.TimeoutException:
-            pass  # it waits for a request
+            pass  # the server waits for a request
         except (httpcore.NetworkError, ssl.SSLError) as error:
             if fault := tls_fault(error):
                 raise DestinationError(fault) from None
@@ -84,7 +86,7 @@ class Link:
         self._connection: httpcore.AsyncHTTP11Connection | None = None
 
     async def ready(self, timeout: float) -> None:
-        """Open the connection unless it is; raises as `Server.connect` does."""
+        """Open the connection if it is not open; raises like `Server.connect`."""
         if self._connection is not None:
             if self._connection.is_available() and not self._connection.has_expired():
                 return
@@ -93,7 +95,7 @@ class Link:
         self._connection = httpcore.AsyncHTTP11Connection(self._origin, stream, keepalive_expiry=_IDLE)
 
     async def post(self, post: Post, timeout: float) -> Answer:
-        """TimeoutError or Lost when there is no whole answer; then the connection is closed."""
+        """Send the request; TimeoutError or Lost without a complete response, and then the connection is closed."""
         connection = self._connection
         if connection is None:
             raise Lost("there is no connection")
@@ -101,7 +103,7 @@ class Link:
             async with asyncio.timeout(timeout):
                 return await _ask(connection, self._request(post))
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
-            # The engine lets an alert of the server's through as it came.
+            # httpcore does not wrap the SSLError of an alert that the server sends.
             raise Lost(_reason(error)) from None
         finally:
             if not connection.is_available():
@@ -119,7 +121,7 @@ class Link:
 
 
 async def _open(addresses: list[str], port: int, deadline: float) -> httpcore.AsyncNetworkStream:
-    """The first address that answers; each has its share of the time, so that a dead one does not use it all."""
+    """Connect to the first address that answers; each gets a share of the time, so that one cannot use it up."""
     backend = httpcore.AnyIOBackend()
     *others, last = addresses
     for number, address in enumerate(others):
@@ -134,7 +136,7 @@ async def _ask(connection: httpcore.AsyncHTTP11Connection, request: httpcore.Req
     response = await connection.handle_async_request(request)
     body = b""
     try:
-        # Read to the end, so that the connection can be used again, but keep only what may be shown.
+        # The body is read to its end, so that the connection can be reused; only its beginning is kept for errors.
         async for part in response.aiter_stream():
             body = body or part[:_KEPT_OF_BODY]
     finally:

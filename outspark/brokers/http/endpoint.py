@@ -1,4 +1,4 @@
-"""The URL of a webhook, taken apart once. Its path may hold a token, so it is never shown."""
+"""The parsed URL of a webhook. Its path may contain a token, so errors never show it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 _TOPIC = "{topic}"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# What may stand in a path or query as it is; anything else, such as a space or an umlaut, is percent-encoded.
+# Characters that stay as they are in path and query; others, such as a space or an umlaut, are percent-encoded.
 _SAFE = "/%:@!$&'()*+,;=?~{}-._[]|"
 
 
@@ -19,11 +19,11 @@ class Endpoint:
     host: str
     port: int
     path: str = field(repr=False)
-    """Path and query, in which `{topic}` stands for the topic of a message."""
+    """Path and query; `{topic}` in it is replaced by the message's topic."""
     authorization: str | None = field(repr=False)
-    """Basic, when the URL carries a user."""
+    """The Basic header, if the URL has a user."""
     secrets: tuple[str, ...] = field(repr=False)
-    """What must not be shown: credentials, and parts of the path and query that may be tokens."""
+    """Texts to hide in errors: credentials, and parts of path and query that may be tokens."""
 
     @property
     def authority(self) -> str:
@@ -35,7 +35,7 @@ class Endpoint:
         return f"{self.scheme}://{self.authority}"
 
     def target(self, topic: str) -> bytes:
-        """ValueError when the topic cannot stand in the path."""
+        """Path and query for this topic; ValueError if the topic cannot be part of the path."""
         if _TOPIC not in self.path:
             return self.path.encode()
         if topic.strip(".") == "":
@@ -44,7 +44,7 @@ class Endpoint:
 
 
 def parse(url: str) -> Endpoint:
-    """ValueError, without the URL, when it is not one a webhook can have."""
+    """Parse the URL; ValueError, which does not quote it, if a webhook cannot have it."""
     parts = urlsplit(url)
     if parts.scheme not in _DEFAULT_PORTS:
         raise ValueError("must begin with https:// or http://")

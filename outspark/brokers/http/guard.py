@@ -1,7 +1,7 @@
-"""Which addresses a webhook may go to: public ones, unless the operator opts in to the others.
+"""Which addresses a webhook may be sent to: public ones, unless the operator allows others.
 
-A name is resolved here and every address it has is judged; the caller connects to what came back and resolves
-nothing again, so a name cannot point elsewhere between the look and the connection.
+`resolve` checks every address of a name. The caller connects to the returned addresses and does not resolve the name
+again, so the name cannot point elsewhere between check and connection (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import socket
 from outspark.errors import DestinationDown, DestinationError
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# Public by its number, but inside Azure it is the platform's own service, which hands out credentials.
+# A public address, but inside Azure it is a platform service that returns credentials.
 _AZURE_PLATFORM = ipaddress.IPv4Address("168.63.129.16")
 
-# Not public either, though not every version of `ipaddress` says so.
+# Not public either, but some versions of `ipaddress` report them as global.
 _SPECIAL = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("fec0::/10"))
 
 
 async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """The addresses of `host`, all of them fit to connect to.
+    """Return the addresses of `host`, all of them allowed.
 
-    DestinationError when one is not public, DestinationDown when there is none now.
+    DestinationError if one is not public, DestinationDown if the name has no address now.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -34,8 +34,8 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
         for address in addresses:
             if kind := not_public(address):
                 raise DestinationError(
-                    f"{address} is {kind}, and webhooks go to public addresses only; "
-                    "if this one is meant, set the option allow_private = true"
+                    f"{address} is {kind}, and webhooks are sent to public addresses only; "
+                    "to allow it, set the option allow_private = true"
                 )
     return addresses
 
@@ -61,7 +61,7 @@ def not_public(address: str) -> str | None:
 def _reached(
     ip: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The IPv4 address at the other end, where an IPv6 one only wraps it."""
+    """The IPv4 address that an IPv6 address embeds (mapped, 6to4, NAT64), or the address itself."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     if ip in _NAT64:

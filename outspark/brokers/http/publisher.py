@@ -1,4 +1,4 @@
-"""HTTP webhooks: each message is one POST, and the status of the answer decides what became of it."""
+"""The webhook publisher: each message is one POST, and the response status determines its outcome."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HttpOptions(Model):
 
 
 class HttpPublisher:
-    # Nothing of a key is sent in a batch after one of its messages was not delivered.
+    # After a message that was not delivered, no later message of its key in the batch is sent.
     keeps_order = True
     keeps_headers = False
 
@@ -74,7 +74,7 @@ class HttpPublisher:
             return [Retry(self._describe("timed out"), counted=False)] * len(messages)
 
     def check(self, timeout: float) -> None:
-        """Opens a connection of its own and closes it without a request: a webhook has no harmless one."""
+        """Open a separate connection and close it without a request: any request to a webhook may have an effect."""
         thread, server, _ = self._start()
         try:
             thread.run(_connect_once(server, timeout), timeout)
@@ -128,7 +128,7 @@ class HttpPublisher:
             raise SettingsError(f"destinations.{self._name}.options.headers: {error}") from None
 
     def _describe(self, text: str) -> str:
-        """What went wrong and where, without secrets: a server may repeat what it was sent."""
+        """The error text with destination and URL, and without secrets: a server may repeat its request."""
         return f"destination {self._name}: {self._endpoint.origin}: {hide(self._secrets, text)}"
 
 
@@ -137,7 +137,7 @@ async def _connect_once(server: Server, timeout: float) -> None:
 
 
 def _secrets(options: HttpOptions, endpoint: Endpoint) -> list[str]:
-    """Words of less than six letters stay: nobody could read a text without them."""
+    """Secrets to hide in error texts. Shorter ones than six characters are not: they occur in ordinary words."""
     given = [value.get_secret_value() for value in options.headers.values()]
     given += [options.secret.get_secret_value()] if options.secret else []
     given += [value.split()[-1] for value in given if value.strip()]  # of `Bearer x`, x

@@ -1,4 +1,4 @@
-"""Sends a batch of requests to an HTTP endpoint, and turns the answers into outcomes."""
+"""Sends a batch of requests to an HTTP endpoint concurrently, and converts the responses into outcomes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TRIES = 2
 
 
 class Sender:
-    """`describe` makes an error fit to be shown. A request that is still without an answer after `request_timeout`
-    seconds has failed by itself; one that only the batch's end cuts short has not."""
+    """`describe` adds the destination to an error and hides secrets. A request without a response after
+    `request_timeout` seconds counts as a failed attempt; one that the end of the batch cuts short does not."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Sender:
     async def publish(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         started = time.monotonic()
         deadline = started + timeout
-        # A request starts only while its whole time fits before the deadline, but the first ones always do.
+        # A request starts only if its full timeout fits before the deadline; the first request of each link always may.
         last_start = max(deadline - self._request_timeout, started)
         batch = Batch(messages)
         async with asyncio.TaskGroup() as group:
@@ -65,8 +65,8 @@ class Sender:
         post = self._encoder.encode(message, int(time.time()))
         if isinstance(post, Dead):
             return post
-        # The server may have closed an idle connection, or is just going away. Only a message that loses a fresh
-        # connection too, to a server that still takes another one, is at fault itself.
+        # The server may have closed an idle connection, or may be shutting down. The message is at fault only if it
+        # also loses a fresh connection, while the server still accepts a new one.
         loss = ""
         for _ in range(_TRIES):
             await link.ready(min(self._connect_timeout, _left(deadline)))
@@ -102,7 +102,7 @@ def _left(deadline: float) -> float:
 
 
 class Batch:
-    """Which message goes next. A key whose message was not delivered gets no other one of this batch."""
+    """Chooses the next message. After a message that was not delivered, no other one of its key is sent."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
@@ -120,7 +120,7 @@ class Batch:
                 last[message.order_key] = index
 
     def take(self) -> int | None:
-        """None when nothing may be started now; what is in flight may yet free more, for its own worker."""
+        """The next message to send; None if none may start now. A worker in flight takes the next of its key."""
         return heapq.heappop(self._ready) if self._ready and self.stopped is None else None
 
     def settle(self, index: int, outcome: Outcome) -> None:
@@ -132,7 +132,7 @@ class Batch:
         self.stopped = self.stopped or error
 
     def outcomes(self) -> list[Outcome]:
-        """What was never sent is Held, or waits for a destination that is down: neither costs an attempt."""
+        """A message that was never sent is Held, or Retry if the destination is down: neither counts as an attempt."""
         if self.stopped is None:
             unsent: Outcome = HELD
         elif isinstance(self.stopped, DestinationDown) or any(self._outcomes):

@@ -1,6 +1,6 @@
-"""What goes over the wire to a webhook and what its answers mean: no I/O here.
+"""How messages are encoded as webhook requests and what the responses mean, without I/O.
 
-Body = payload, `X-Event-ID` = event id, `X-Event-Topic` = topic, `X-Partition-Key` = key, headers as they are.
+Body = payload, `X-Event-ID` = event id, `X-Event-Topic` = topic, `X-Partition-Key` = key, headers unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENT_ID: Final = "X-Event-ID"
 EVENT_TOPIC: Final = "X-Event-Topic"
 PARTITION_KEY: Final = "X-Partition-Key"
 
-# They belong to one connection or are computed from the request: an event's own would break it.
+# These belong to the connection or are computed from the request: an event's own value would break it.
 _NOT_CARRIED = frozenset(
     {
         *(
@@ -39,17 +39,17 @@ _NOT_CARRIED = frozenset(
         *("proxy-authenticate", "proxy-authorization", "proxy-connection", "upgrade"),
     }
 )
-OURS: Final = frozenset({EVENT_ID.lower(), EVENT_TOPIC.lower(), PARTITION_KEY.lower(), *SIGNATURE_NAMES})
-"""Names that no configured header may have, in lower case."""
-RESERVED: Final = _NOT_CARRIED | OURS
+OWN: Final = frozenset({EVENT_ID.lower(), EVENT_TOPIC.lower(), PARTITION_KEY.lower(), *SIGNATURE_NAMES})
+"""Headers that Outspark sets itself, in lower case; no configured header may have such a name."""
+RESERVED: Final = _NOT_CARRIED | OWN
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _SHOWN = 200
 _LONGEST_WAIT = timedelta(days=1)
 _LONGEST_DATE = 100
-_MAY_PASS = frozenset({408, 425, 429})
-# What an endpoint that was moved, closed or locked answers to everything: no event is to blame.
+_TRANSIENT = frozenset({408, 425, 429})
+# Statuses of an endpoint that was moved, closed or locked, for every request: no event is at fault.
 _ENDPOINT_AT_FAULT: dict[int, TopicFault] = {
     401: "forbidden",
     403: "forbidden",
@@ -71,7 +71,7 @@ class Post(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`headers` are by name in lower case; `body` is only the beginning."""
+    """`headers` have lower-case names; `body` is only the beginning of the body."""
 
     status: int
     headers: Mapping[str, str]
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
 
 
 class Encoder:
-    """Turns messages into requests. The `fixed` headers of the destination win over an event's own."""
+    """Encodes messages as requests. The destination's `fixed` headers replace an event's own."""
 
     def __init__(
         self, endpoint: Endpoint, fixed: Mapping[str, str], signer: Signer | None, max_payload: int | None
@@ -99,7 +99,7 @@ class Encoder:
             self._fixed[self._known(name)] = line(name, value)
 
     def encode(self, message: Message, now: int) -> Post | Dead:
-        """`now` is Unix time, for the signature. Dead when HTTP cannot carry the message."""
+        """`now` is Unix time, for the signature. Dead if HTTP cannot carry the message."""
         body = message.payload
         if self._max_payload is not None and len(body) > self._max_payload:
             return Dead(f"payload of {len(body)} bytes is over the limit of {self._max_payload}")
@@ -114,7 +114,7 @@ class Encoder:
         return Post(target, headers, body)
 
     def _lines(self, message: Message) -> dict[str, Line]:
-        """By name in lower case, so that ours replace an event's own however that is written."""
+        """Headers by lower-case name, so that Outspark's replace an event's own in any spelling."""
         lines = dict(self._defaults)
         for name, value in message.headers.items():
             known = self._known(name)
@@ -141,7 +141,7 @@ class Encoder:
 
 
 def line(name: str, value: str) -> Line:
-    """As bytes, UTF-8, without space around the value; ValueError when HTTP cannot carry it."""
+    """Encode a header as UTF-8, with the value stripped; ValueError if HTTP cannot carry it."""
     if _CONTROL.search(value):
         raise ValueError(f"header {name!r} holds a line break or control character, which HTTP cannot carry")
     try:
@@ -154,7 +154,7 @@ def outcome(answer: Answer) -> Outcome:
     status = answer.status
     if 200 <= status < 300:
         return DELIVERED
-    if status in _MAY_PASS or status >= 500:
+    if status in _TRANSIENT or status >= 500:
         return Retry(_text(answer), after=retry_after(answer.headers.get("retry-after"), datetime.now(UTC)))
     if 300 <= status < 400:
         return Retry.of_topic(
@@ -188,9 +188,9 @@ def _text(answer: Answer) -> str:
 
 
 def _elsewhere(answer: Answer) -> str:
-    """Only the server: the path and query of a redirect may repeat a token of ours."""
+    """The redirect's server only: its path and query may repeat a secret token of the URL."""
     try:
         parts = urlsplit(answer.headers.get("location", ""))
     except ValueError:
-        return "an address that is not one"
+        return "an invalid address"
     return f"{parts.scheme or 'http'}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else "another path"

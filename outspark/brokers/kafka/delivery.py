@@ -1,8 +1,8 @@
-"""One batch on its way to Kafka, in passes that keep the order of every key whatever is refused.
+"""Sends one batch to Kafka in passes that keep the order of every key even if messages are refused.
 
-In one pass an order key goes to one partition only, and a topic gets no more than fits into one batch of the producer.
-So each partition gets one batch, and the broker takes or refuses that as a whole: nothing overtakes what it refuses.
-What has an order but no key goes to one partition for the whole of a batch, another one for the next.
+In one pass all messages of an order key go to one partition, and a topic gets no more than fits into one batch of the
+producer. So each partition gets one producer batch, which the broker accepts or refuses as a whole: no message
+overtakes a refused one. Messages with an order key but no Kafka key go to one random partition per topic and batch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from outspark.brokers.kafka.wire import NO_TOPIC, ONE_OF_THEM, TOO_LARGE, UNSENT
 from outspark.event import Message
 from outspark.outcome import DELIVERED, HELD, Dead, Outcome, Retry
 
-_BEHIND = ("", None)
-"""Stands for a topic and a key: the order key has a message that waits for a later pass, so all after it wait too."""
-# A batch has a header of its own, with the name of the topic.
+_BLOCKED = ("", None)
+"""In place of topic and key: a message of the order key waits for a later pass, so all messages after it wait too."""
+# Room for a producer batch's own header, which contains the topic.
 _BATCH_FRAME = 1024
 
 
 class Delivery:
-    """Messages are named by their place in the batch. `limits` is what topics were found to take in one batch."""
+    """Messages are identified by index. `limits` has the batch sizes, in bytes, that topics were found to accept."""
 
     def __init__(
         self,
@@ -49,35 +49,36 @@ class Delivery:
         self._part: dict[int, int] = {}  # which half of which refused batch a message belongs to
         self._parts = 0
         self._partitions: dict[str, int] = {}
-        self.given_up = False
+        self.abandoned = False
 
     def run(self, refusals: dict[str, Outcome], timeout: float) -> list[Outcome]:
-        """`refusals`: topics that cannot be sent to. What is not answered in time makes the client unusable."""
+        """`refusals`: topics that cannot be published to. After a timeout `abandoned` is set."""
         deadline = time.monotonic() + timeout
         waiting = list(range(len(self._messages)))
         took = 0.0
         while waiting:
             started = time.monotonic()
             if took and started + took > deadline:
-                # The cluster answers, but not in time for another pass.
+                # The cluster answers, but another pass would not end before the deadline.
                 self._hold(waiting)
                 break
             chosen, later = self._choose(waiting, refusals)
             sent, unsent = self._send(chosen)
             if not self._client.flush(deadline):
-                self._give_up(sent, [*unsent, *later], f"no answer within {timeout:.1f} s")
+                self._abandon(sent, [*unsent, *later], f"no answer within {timeout:.1f} s")
                 break
-            waiting = sorted([*self._sort_out(), *unsent, *later])
+            waiting = sorted([*self._apply_reports(), *unsent, *later])
             took = time.monotonic() - started
-        # Only failures are reported, so what was sent and has no outcome was acknowledged.
+        # Only failures are reported, so a message that was sent and has no outcome was acknowledged.
         return [outcome or DELIVERED for outcome in self._outcomes]
 
     def _choose(self, waiting: Sequence[int], refusals: dict[str, Outcome]) -> tuple[list[int], list[int]]:
-        """What goes out in the next pass and what after it; what cannot go out at all gets its outcome."""
+        """Split messages into the next pass and later passes; a message that can never be sent gets its outcome."""
         messages, wires, count = self._messages, self._wires, self._options.max_batch_count
         chosen: list[int] = []
         later: list[int] = []
-        places: dict[str, tuple[str, str | None]] = {}
+        # The topic and key that each order key uses in this pass: another one might lead to another partition.
+        targets: dict[str, tuple[str, str | None]] = {}
         room: dict[str, int] = {}
         parts: dict[str, int] = {}
         for index in waiting[:count]:
@@ -86,9 +87,9 @@ class Delivery:
             if order_key is not None:
                 if self._failed and self._is_behind_failure(index):
                     continue
-                place = (topic, message.key)
-                if places.setdefault(order_key, place) != place:
-                    places[order_key] = _BEHIND
+                target = (topic, message.key)
+                if targets.setdefault(order_key, target) != target:
+                    targets[order_key] = _BLOCKED
                     later.append(index)
                     continue
             if isinstance(wire, Dead):
@@ -98,30 +99,30 @@ class Delivery:
                 self._fail(index, refusals[topic])
                 continue
             left = room[topic] if topic in room else self._limit(topic, wire.size)
-            if wire.size > left or (self._part and self._is_apart(index, parts)):
+            if wire.size > left or (self._part and self._is_other_part(index, parts)):
                 later.append(index)
                 if order_key is not None:
-                    places[order_key] = _BEHIND
+                    targets[order_key] = _BLOCKED
                 continue
             room[topic] = left - wire.size
             chosen.append(index)
         later.extend(waiting[count:])
         return chosen, later
 
-    def _is_apart(self, index: int, parts: dict[str, int]) -> bool:
-        """True when another part of a batch that was refused goes to the topic in this pass."""
+    def _is_other_part(self, index: int, parts: dict[str, int]) -> bool:
+        """True if this pass already sends another part of a refused batch to the topic."""
         part = self._part.get(index, 0)
         return parts.setdefault(self._messages[index].topic, part) != part
 
     def _limit(self, topic: str, first: int) -> int:
-        """What the topic takes at once; the first message in any case."""
+        """The bytes that the topic accepts in one batch; at least the first message."""
         return max(first, self._limits.get(topic, self._options.max_batch - _BATCH_FRAME))
 
     def _send(self, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Queue them all; returns those that are queued, and those for which the client's queue has no room now."""
+        """Queue the messages; return those queued, and those for which the client's queue has no room now."""
         send, messages, wires, report = self._client.send, self._messages, self._wires, self._report
         sent: list[int] = []
-        for place, index in enumerate(chosen):
+        for position, index in enumerate(chosen):
             if self._failed and self._is_behind_failure(index):
                 continue
             message, wire = messages[index], wires[index]
@@ -133,7 +134,7 @@ class Delivery:
                 send(message, wire, partition, partial(report, index))
             except BufferError:
                 if sent:
-                    return sent, list(chosen[place:])
+                    return sent, list(chosen[position:])
                 self._fail(index, Retry("the client's queue is too small; raise queue.buffering.max.kbytes"))
             except KafkaException as refusal:
                 self._refuse(index, refusal.args[0], wire)
@@ -142,7 +143,7 @@ class Delivery:
         return sent, []
 
     def _partition(self, message: Message) -> int:
-        """Of messages that have an order and no key: the same for all of a topic, until this batch is through."""
+        """The partition for messages with an order key but no Kafka key: one per topic for this batch."""
         if message.topic not in self._partitions:
             self._partitions[message.topic] = randrange(self._client.partitions(message.topic))
         return self._partitions[message.topic]
@@ -152,7 +153,7 @@ class Delivery:
             self._reports[index] = error, report.partition() or 0
 
     def _refuse(self, index: int, error: KafkaError, wire: Wire) -> None:
-        """The client did not take it."""
+        """The client refused to queue the message."""
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             limit = self._options.max_message
             self._fail(
@@ -161,8 +162,8 @@ class Delivery:
         else:
             self._fail(index, self._meaning(index, error))
 
-    def _sort_out(self) -> list[int]:
-        """Give failed messages their outcomes; returns those to be sent again."""
+    def _apply_reports(self) -> list[int]:
+        """Give failed messages their outcomes; return those to be sent again."""
         reports = self._reports
         if not reports:
             return []
@@ -173,7 +174,7 @@ class Delivery:
         return sorted(again)
 
     def _split(self) -> set[int]:
-        """Of a batch that was refused for one of its messages each half is tried again, until that one is alone."""
+        """Halve batches that were refused because of one message, until that message is alone; return all to resend."""
         batches: dict[tuple[str, int], list[int]] = {}
         for index, (error, partition) in self._reports.items():
             if error.code() in ONE_OF_THEM:
@@ -194,16 +195,17 @@ class Delivery:
             size = sum(wire.size for index in batch if isinstance(wire := self._wires[index], Wire))
             self._limits[topic] = min(size // 2, self._limits.get(topic, size))
 
-    def _give_up(self, sent: Sequence[int], rest: Sequence[int], late: str) -> None:
-        self.given_up = True
-        certain = self._client.give_up()
+    def _abandon(self, sent: Sequence[int], rest: Sequence[int], late: str) -> None:
+        self.abandoned = True
+        # After the purge nothing of this batch can be sent any more, so Retry cannot lead to a reordering.
+        certain = self._client.purge()
         fault = self._client.fault()
         lost = [index for index in sent if self._is_lost(index, certain)]
         answered = len(lost) < len(sent)
         for index in lost:
             self._reports.pop(index, None)
-        self._hold(self._sort_out())
-        # Where some were answered the cluster is up, so the others failed by themselves.
+        self._hold(self._apply_reports())
+        # If some messages were acknowledged, the cluster is up and the lost ones count as failed attempts.
         failure = Retry(self._describe(fault or late), counted=answered and fault is None)
         for index in lost:
             self._outcomes[index] = failure
@@ -232,7 +234,7 @@ class Delivery:
             self._failed[order_key] = min(index, self._failed.get(order_key, index))
 
     def _is_behind_failure(self, index: int) -> bool:
-        """Then it is held: nothing of its order key goes out after what failed."""
+        """Whether an earlier message of the order key failed; then this one becomes Held instead of being sent."""
         order_key = self._messages[index].order_key
         if order_key is None or index <= self._failed.get(order_key, index):
             return False

@@ -1,6 +1,6 @@
-"""Commits of offsets, waited for or not, that end in time.
+"""Synchronous and asynchronous commits of offsets, with a time limit.
 
-librdkafka knows no limit: it looks for a coordinator for as long as there is none.
+librdkafka has no limit: while there is no group coordinator, its commit waits for one.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ Partition = tuple[str, int]
 
 
 class AsyncCommits:
-    """Commits of one consumer that nobody waits for. Not part of the feed, which may have another consumer by then."""
+    """Asynchronous commits of one consumer, with their answers. Apart from the feed, which may replace its consumer."""
 
     def __init__(self) -> None:
-        self._asked: deque[float] = deque()
+        self._sent_at: deque[float] = deque()
         self._refused: list[tuple[TopicPartition, KafkaError]] = []
 
     def commit(self, consumer: Consumer, offsets: Mapping[Partition, int]) -> None:
         if offsets:
             with suppress(KafkaException):
                 consumer.commit(offsets=positions(offsets), asynchronous=True)
-                self._asked.append(time.monotonic())
+                self._sent_at.append(time.monotonic())
 
     def __call__(self, error: KafkaError | None, offsets: Iterable[TopicPartition]) -> None:
-        """The answer, which comes while the consumer is polled."""
-        if self._asked:
-            self._asked.popleft()
+        """librdkafka calls this while the consumer is polled, with one answer per commit and in their order."""
+        if self._sent_at:
+            self._sent_at.popleft()
         answers = [(one, error or one.error) for one in offsets]
         self._refused += [(one, fault) for one, fault in answers if fault is not None]
 
     def refused(self) -> list[tuple[TopicPartition, KafkaError]]:
-        """What the brokers had against commits, since this was asked last."""
+        """Return the refused commits since the last call."""
         refused, self._refused = self._refused, []
         return refused
 
     def takes_longer_than(self, patience: float) -> bool:
-        return bool(self._asked) and self._asked[0] < time.monotonic() - patience
+        return bool(self._sent_at) and self._sent_at[0] < time.monotonic() - patience
 
 
 def positions(offsets: Mapping[Partition, int]) -> list[TopicPartition]:
@@ -51,23 +51,23 @@ def positions(offsets: Mapping[Partition, int]) -> list[TopicPartition]:
 
 
 def commit(consumer: Consumer, offsets: Mapping[Partition, int], patience: float) -> list[KafkaError]:
-    """What the brokers have against it.
+    """Commit and wait for the answer; return the errors of partitions that were refused.
 
-    After `patience` seconds TimeoutError, and the consumer is not the caller's any more: it is closed when an answer
-    comes, and until then the brokers may hear of the offsets.
+    TimeoutError after `patience` seconds. The caller must not use the consumer after that: it is closed when the answer
+    comes, and until then the brokers may still store the offsets.
     """
     answer: Future[list[KafkaError]] = Future()
 
     def ask() -> None:
         try:
-            told = consumer.commit(offsets=positions(offsets), asynchronous=False)
-            answer.set_result([one.error for one in told if one.error is not None])
+            answers = consumer.commit(offsets=positions(offsets), asynchronous=False)
+            answer.set_result([one.error for one in answers if one.error is not None])
         except KafkaException as error:
             answer.set_result([error.args[0]])
-        except Exception as error:  # noqa: BLE001 - it is the caller's, who waits for it
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread by `result`
             answer.set_exception(error)
 
-    # A daemon: where no answer comes, the process ends nevertheless.
+    # A daemon thread: the process must be able to exit while the commit still waits.
     Thread(target=ask, name="commit of offsets", daemon=True).start()
     try:
         return answer.result(patience)
@@ -77,7 +77,7 @@ def commit(consumer: Consumer, offsets: Mapping[Partition, int], patience: float
 
 
 def close_later(consumer: Consumer) -> None:
-    """Close it whenever that is possible; nobody waits for it."""
+    """Close the consumer in a thread of its own, because `close` may block as long as a commit."""
     Thread(target=_close, args=(consumer,), name="end of a consumer", daemon=True).start()
 
 

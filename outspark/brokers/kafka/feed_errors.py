@@ -1,4 +1,4 @@
-"""What Kafka's errors mean to a consumer: which of them pass, which are for people, which say that we are not asked."""
+"""Classifies Kafka's errors for a consumer: lost partitions, errors to retry, refusals, fatal errors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from outspark.brokers.feed import Outage
-from outspark.brokers.kafka.tls import is_about_our_certificate
+from outspark.brokers.kafka.tls import is_client_certificate_refusal
 from outspark.errors import FeedFailed
 
-NOT_OURS: Final = frozenset(
+PARTITION_LOST: Final = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -25,10 +25,10 @@ NOT_OURS: Final = frozenset(
         KafkaError._NO_OFFSET,
     }
 )
-"""Answers to a commit by which the partition, or we, are not what they were: the next owner sees to it."""
+"""Answers to a commit after this consumer lost the partition or its membership; the next owner commits instead."""
 
-LATER: Final = frozenset({KafkaError.REBALANCE_IN_PROGRESS, KafkaError._IN_PROGRESS})
-"""Answers to a commit that is in order, and that is to be made again in a moment: nobody need hear of these."""
+COMMIT_LATER: Final = frozenset({KafkaError.REBALANCE_IN_PROGRESS, KafkaError._IN_PROGRESS})
+"""Answers to a valid commit that must be repeated a moment later; they are not reported."""
 
 _MISSING = frozenset(
     {
@@ -59,27 +59,27 @@ _REFUSED = frozenset(
 )
 
 _FENCED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED})
-_FENCED_SAYS = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
+_FENCED_TEXT = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
 
 
 def is_missing(error: KafkaError) -> bool:
-    """A topic that is not there, and may come."""
+    """The topic does not exist yet, but may be created."""
     return error.code() in _MISSING
 
 
 def is_refusal(error: KafkaError) -> bool:
-    """Waiting does not help: somebody has to change something."""
-    return error.code() in _REFUSED or is_about_our_certificate(error.str())
+    """Waiting does not help: an operator must change permissions, credentials or settings."""
+    return error.code() in _REFUSED or is_client_certificate_refusal(error.str())
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """The consumer is of no use any more. Not all errors that say so by their code have the flag too."""
+    """The consumer cannot be used any more. Some errors are fatal by their code only, without librdkafka's flag."""
     return error.fatal() or error.code() == KafkaError._FATAL or _is_fenced(error)
 
 
 def _is_fenced(error: KafkaError) -> bool:
-    """What is polled has the code _FATAL, and the words of the error behind it."""
-    return error.code() in _FENCED or (error.code() == KafkaError._FATAL and _FENCED_SAYS in error.str())
+    """A polled error has the code _FATAL and the text of the original error."""
+    return error.code() in _FENCED or (error.code() == KafkaError._FATAL and _FENCED_TEXT in error.str())
 
 
 def text(error: KafkaError) -> str:
@@ -87,7 +87,7 @@ def text(error: KafkaError) -> str:
 
 
 class Faults:
-    """What a client reports besides messages. Not part of the feed: a cycle would keep the consumer alive."""
+    """Errors that the client reports besides messages. Apart from the feed: a cycle would keep the consumer alive."""
 
     def __init__(self, outage: Outage, describe: Callable[[str], str]) -> None:
         self._outage = outage
@@ -97,12 +97,12 @@ class Faults:
 
     def __call__(self, error: KafkaError) -> None:
         if _is_fenced(error):
-            # The client does it to itself too: by a heartbeat after an outage that was longer than its session.
+            # It also happens without another consumer: a heartbeat after an outage longer than the session is fenced.
             self._fatal = (
-                f"this member's place is taken, by another consumer or since an outage: {text(error)}"
+                f"fenced: another consumer uses this member's name, or the session expired: {text(error)}"
             )
         elif is_fatal(error):
-            self._fatal = self._fatal or f"the consumer gave up: {text(error)}"
+            self._fatal = self._fatal or f"the consumer failed: {text(error)}"
         elif is_refusal(error):
             self._refused = text(error)
         elif is_missing(error):
@@ -111,7 +111,7 @@ class Faults:
             self._outage.begin(self._describe(text(error)))
 
     def check(self, *, got_messages: bool) -> None:
-        """FeedFailed where waiting does not help. While messages come, one broker's refusal is not all brokers'."""
+        """FeedFailed if waiting does not help. While messages arrive, a refusal by one broker is ignored."""
         if self._fatal or (self._refused and not got_messages):
             raise FeedFailed(self._describe(self._fatal or self._refused))
         self._refused = ""

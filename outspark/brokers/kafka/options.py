@@ -1,4 +1,4 @@
-"""What a destination of type kafka is configured with: brokers from its URL, librdkafka's own properties as options."""
+"""The configuration of a Kafka destination: brokers from its URL, librdkafka's properties from its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_URL = "kafka://127.0.0.1:9092"
 
 _DEFAULTS = {
     "client.id": "outspark",
-    "partitioner": "murmur2_random",  # where the Java clients would put the key
+    "partitioner": "murmur2_random",  # the same partition for a key as the Java clients choose
     "message.max.bytes": "1000000",
     "batch.size": "1000000",
     "batch.num.messages": "10000",
@@ -27,7 +27,7 @@ _DEFAULTS = {
 _FIXED = {
     "acks": "all",
     "enable.idempotence": "true",
-    # Nothing leaves before the flush at the end of a pass, and nothing but the publish timeout ends the wait.
+    # The producer sends nothing before the flush at the end of a pass, and only the publish timeout ends the wait.
     "linger.ms": "900000",
     "message.timeout.ms": "0",
 }
@@ -47,28 +47,28 @@ _ALLOWED = {
 _WHY_ALLOWED = {
     "acks": "anything less loses events",
     "request.required.acks": "anything less loses events",
-    "enable.idempotence": "without it retries double and reorder events",
-    "partitioner": "a key must always find its partition",
+    "enable.idempotence": "without it retries duplicate and reorder events",
+    "partitioner": "a key must always lead to the same partition",
 }
-_BY_URL = "the brokers stand in the destination's url"
-_AT_ONCE = "a batch is sent at once and as a whole"
+_BY_URL = "the brokers are set in the destination's url"
+_WHOLE_BATCH = "a batch is sent immediately and as a whole"
 _BY_TIMEOUT = "the destination's publish_timeout decides"
 _REFUSED = {
     "bootstrap.servers": _BY_URL,
     "metadata.broker.list": _BY_URL,
-    "linger.ms": _AT_ONCE,
-    "queue.buffering.max.ms": _AT_ONCE,
+    "linger.ms": _WHOLE_BATCH,
+    "queue.buffering.max.ms": _WHOLE_BATCH,
     "message.timeout.ms": _BY_TIMEOUT,
     "delivery.timeout.ms": _BY_TIMEOUT,
-    "delivery.report.only.error": "outcomes are built on it",
-    "enable.gapless.guarantee": "one refused event would stop all others",
-    "transactional.id": "an outbox needs no transactions of Kafka",
+    "delivery.report.only.error": "outcomes depend on it",
+    "enable.gapless.guarantee": "one refused event would block all others",
+    "transactional.id": "an outbox needs no Kafka transactions",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """`client` is the whole configuration of the client; sizes are in bytes."""
+    """`client` is the complete configuration of the client; sizes are in bytes."""
 
     brokers: str
     client: Mapping[str, str] = field(repr=False)
@@ -77,14 +77,14 @@ class KafkaOptions:
     max_batch_count: int
     topic_patience: float
     max_block: float | None
-    """Seconds in which the brokers must have answered about topics; without it, the publish timeout."""
+    """Seconds in which the brokers must answer metadata requests; None is the publish timeout."""
 
     def hide_secrets(self, text: str) -> str:
         return properties.without_secrets(text, self.client)
 
 
 def kafka_options(name: str, settings: DestinationSettings) -> KafkaOptions:
-    """SettingsError names what is wrong, never its secret values."""
+    """Read the options; a SettingsError names the fault but never a secret value."""
     where = f"destinations.{name}"
     given = dict(properties.flat(where, settings.options))
     max_block = _max_block(name, given.pop("max_block", None))
@@ -107,7 +107,7 @@ def kafka_options(name: str, settings: DestinationSettings) -> KafkaOptions:
 
 
 def _max_block(name: str, value: str | None) -> float | None:
-    """The one option that is ours: librdkafka has nothing like the Java client's `max.block.ms`."""
+    """Outspark's own option: librdkafka has no equivalent of the Java client's `max.block.ms`."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What everybody who configures librdkafka shares: its properties out of options, brokers out of a URL, no secrets."""
+"""Reads librdkafka's properties from options and brokers from a URL, for publishers and feeds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SECRET = re.compile(r"password|passphrase|secret|\.pem|oauthbearer\.config")
 
 
 def flat(where: str, options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`sasl.password = "x"` in TOML is a table in a table; librdkafka knows only names with dots.
+    """Flatten nested options: `sasl.password = "x"` in TOML is a nested table, librdkafka wants dotted names.
 
-    `where` names the settings that they are a part of, for SettingsError.
+    `where` is the settings table that a SettingsError names.
     """
     for key, value in options.items():
         match value:
@@ -34,7 +34,7 @@ def flat(where: str, options: Mapping[str, Any], prefix: str = "") -> Iterator[t
 
 
 def brokers(where: str, url: str) -> str:
-    """As librdkafka wants them: `host:port,host:port`."""
+    """The brokers of the URL in librdkafka's form: `host:port,host:port`."""
     found = [broker.strip().removeprefix(_SCHEME).removesuffix("/") for broker in url.split(",")]
     if not all(_BROKER.fullmatch(broker) for broker in found):
         # The value is not shown: it may hold a password.

@@ -1,4 +1,4 @@
-"""Kafka: a batch goes out at once through an idempotent producer, and its acknowledgements are awaited together."""
+"""The Kafka publisher: sends a batch through an idempotent producer and waits for all acknowledgements together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outspark.errors import DestinationDown, DestinationError
 from outspark.event import Message
 from outspark.outcome import Outcome, Retry
 
-# Asked for by `check`. It need not exist, and is not created: whatever the brokers answer, they are there.
+# `check` requests its metadata. It need not exist and is not created: any answer proves a reachable broker.
 _PROBE_TOPIC = "outspark.check"
 
 
 class KafkaPublisher:
-    # See `Delivery`: what a broker refuses, it refuses together with all that could overtake it.
+    # See `Delivery`: a broker refuses a message together with every later message that could overtake it.
     keeps_order = True
     keeps_headers = True
 
@@ -37,26 +37,26 @@ class KafkaPublisher:
         started = time.monotonic()
         try:
             client = self._open()
-            # Half of the time at most goes to questions about new topics; the rest of them come next time.
+            # Metadata of new topics may take at most half of the time; topics left over wait for the next batch.
             topics = dict.fromkeys(message.topic for message in messages)
             patience = min(timeout, self._options.max_block or timeout)
-            refusals = client.learn(topics, started + min(timeout / 2, patience), started + patience)
+            refusals = client.resolve_topics(topics, started + min(timeout / 2, patience), started + patience)
         except DestinationDown as down:
             self.close()
             return [Retry(self._describe(down), counted=False)] * len(messages)
         except DestinationError as error:
             self.close()
-            # The cause may carry what must not be shown, so it is cut off.
+            # `from None`: the cause may contain credentials.
             raise DestinationError(self._describe(error)) from None
         wires = [self._encoder.encode(message) for message in messages]
         delivery = Delivery(client, self._options, messages, wires, self._limits, self._describe)
         outcomes = delivery.run(refusals, started + timeout - time.monotonic())
-        if delivery.given_up:
+        if delivery.abandoned:
             self.close()
         return outcomes
 
     def check(self, timeout: float) -> None:
-        """Through a client of its own: it tells a wrong password from a lost connection, and creates no topic."""
+        """Ask through a new client: it tells a wrong password from a lost connection, and creates no topic."""
         client = Client({**self._options.client, "allow.auto.create.topics": "false"})
         try:
             client.ask(_PROBE_TOPIC, time.monotonic() + timeout)
@@ -64,7 +64,7 @@ class KafkaPublisher:
             raise type(error)(self._describe(error)) from None
 
     def close(self) -> None:
-        # The producer ends with its last reference; nothing is queued between two batches.
+        # The producer is destroyed with its last reference; its queue is empty between two batches.
         self._client = None
         self._limits.clear()
 
@@ -76,6 +76,6 @@ class KafkaPublisher:
         return self._client
 
     def _describe(self, error: Exception | str) -> str:
-        """What went wrong and where, without credentials, whatever the client put into its message."""
+        """The error text with destination and brokers, and without any credentials that the client put into it."""
         text = self._options.hide_secrets(explained(str(error), self._options.client))
         return f"destination {self._name}: Kafka at {self._options.brokers}: {text}"

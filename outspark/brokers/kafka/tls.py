@@ -1,4 +1,4 @@
-"""What librdkafka's words about TLS mean: it has one text for every certificate that it does not trust."""
+"""Explains librdkafka's TLS errors, which have one text for every certificate that it does not trust."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _NEED_TLS = (*_OUR_CERTIFICATE, "ssl.ca.location", "ssl.ca.pem", "ssl.key.locati
 
 
 def require_tls(where: str, properties: Mapping[str, str]) -> None:
-    """SettingsError for certificates without TLS: librdkafka would ignore them and send in the clear."""
+    """SettingsError for certificates without TLS: librdkafka would ignore them and send unencrypted data."""
     given = [name for name in _NEED_TLS if properties.get(name)]
     if given and not _wanted(properties):
         raise SettingsError(f"{where}.options: {given[0]} needs security.protocol = ssl or sasl_ssl")
 
 
-def is_about_our_certificate(said: str) -> bool:
-    """An alert by which a broker refuses a client. librdkafka takes it for a connection that was lost."""
+def is_client_certificate_refusal(said: str) -> bool:
+    """Whether the text has a TLS alert that refuses the client. librdkafka reports it as a lost connection."""
     return _ALERT.search(said) is not None
 
 
 def explained(said: str, properties: Mapping[str, str]) -> str:
-    """The text, after what it means where it is about TLS. May ask the broker, for as long as `tls_verdict` does."""
+    """The text, with an explanation in front if it is about TLS. May connect to the broker, as `tls_verdict` does."""
     meaning = _meaning(said, properties) if _wanted(properties) else None
     return said if meaning is None else f"{meaning}: {said}"
 
 
 def _meaning(said: str, properties: Mapping[str, str]) -> str | None:
-    if is_about_our_certificate(said):
+    if is_client_certificate_refusal(said):
         ours = any(properties.get(name) for name in _OUR_CERTIFICATE)
         return f"TLS: {REFUSES_OURS if ours else NO_CLIENT_CERTIFICATE}"
     if "wrong version number" in said:

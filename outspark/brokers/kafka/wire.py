@@ -1,4 +1,4 @@
-"""What goes over the wire to Kafka and what its answers mean: no I/O here.
+"""How messages are encoded for Kafka and what its answers mean, without I/O.
 
 Topic = topic, key = key, headers carried over, `X-Event-ID` = event id. Stored headers come first, as they are.
 """
@@ -17,7 +17,7 @@ from outspark.outcome import HELD, Dead, DeadKind, Outcome, Retry
 EVENT_ID: Final = "X-Event-ID"
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-# More than a record needs besides its contents, and a header besides its name and value.
+# Upper bounds of the bytes that a record needs besides its contents, and a header besides name and value.
 _RECORD_FRAME, _HEADER_FRAME = 64, 10
 
 TOO_LARGE: Final = frozenset(
@@ -28,13 +28,13 @@ ONE_OF_THEM: Final = TOO_LARGE | {
     KafkaError.INVALID_RECORD,
     KafkaError._INVALID_DIFFERENT_RECORD,
 }
-"""Of a batch of several messages this says only that one of them is at fault, or that together they are too large."""
+"""For a batch of several messages: one of them is at fault, or together they are too large."""
 
 BEING_CREATED: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE})
-"""What brokers say of a topic that is about to exist."""
+"""Errors of the brokers for a topic that is being created."""
 
 UNSENT: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""We gave it up ourselves."""
+"""The publisher purged the message itself."""
 
 NO_TOPIC: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -69,7 +69,7 @@ _DESTINATION_AT_FAULT = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
-    KafkaError.INVALID_TIMESTAMP,  # our clock or the broker's is wrong, for every event
+    KafkaError.INVALID_TIMESTAMP,  # this machine's clock or the broker's is wrong, which affects every event
     KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     KafkaError.UNKNOWN_PRODUCER_ID,
     KafkaError.INVALID_PRODUCER_EPOCH,
@@ -78,7 +78,7 @@ _DESTINATION_AT_FAULT = {
 
 
 class Wire(NamedTuple):
-    """`size` is an upper bound of what the message takes in a batch."""
+    """`size` is an upper bound of the bytes that the message needs in a producer batch."""
 
     key: bytes | None
     headers: Stored
@@ -100,7 +100,7 @@ class Encoder:
             plain = not message.headers and not message.stored
             headers = [(EVENT_ID, message.id.encode())] if plain else self._headers(message)
             for name, value in headers:
-                size += len(value or b"") + (self._name_sizes.get(name) or self._learn_name(name))
+                size += len(value or b"") + (self._name_sizes.get(name) or self._add_name(name))
         except UnicodeEncodeError:
             return Dead("the key or a header is not valid Unicode")
         except ValueError as error:
@@ -108,14 +108,14 @@ class Encoder:
         return Wire(key_bytes, headers, size + len(key_bytes) if key_bytes else size)
 
     def _headers(self, message: Message) -> Stored:
-        # The client measures text up to its first NUL, so values go as bytes.
+        # The client cuts text at its first NUL, so values are passed as bytes.
         own = {name: value.encode() for name, value in message.headers.items()}
         own[EVENT_ID] = message.id.encode()
         return [*message.stored, *own.items()]
 
-    def _learn_name(self, name: str) -> int:
+    def _add_name(self, name: str) -> int:
         if "\0" in name:
-            raise ValueError(f"header name {name!r} holds a NUL, which the client cannot carry")
+            raise ValueError(f"header name {name!r} contains a NUL, which the client cannot send")
         if len(self._name_sizes) >= 10_000:
             self._name_sizes.clear()
         size = self._name_sizes[name] = len(name.encode()) + _HEADER_FRAME
@@ -132,19 +132,19 @@ def topic_fault(topic: str) -> Dead | None:
 
 
 def topic_refusal(topic: str, error: KafkaError) -> Outcome:
-    """Why nothing can be sent to this topic, from what the brokers say about it."""
+    """The outcome of every message for this topic, given the brokers' error about it."""
     if error.code() in NO_TOPIC:
         return Retry.of_topic("missing", f"topic {topic!r} does not exist; create it")
     return outcome(error, topic)
 
 
 def outcome(error: KafkaError, topic: str) -> Outcome:
-    """What the refusal of one message means."""
+    """The outcome of one message that was refused with this error."""
     code = error.code()
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return Retry.of_topic("forbidden", f"not authorised to use topic {topic!r}; grant WRITE on it")
     if code in NO_TOPIC:
-        # It was there a moment ago, so this is not the last word: the next time, the brokers are asked about it.
+        # The topic existed a moment ago. The message is Held, and the next batch asks for the topic's metadata again.
         return HELD
     text = f"Kafka: {error.str()} ({error.name()})"
     if code in _EVENT_AT_FAULT:

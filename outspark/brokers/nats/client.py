@@ -1,4 +1,4 @@
-"""NATS: the client's options, and the connection that publisher and feed open with them."""
+"""The NATS client: its options, how publisher and feed connect with them, and the classification of its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TLS_SCHEMES = ("tls", "wss")
 
 
 class NatsLogin(Model):
-    """Options of whatever connects to NATS."""
+    """Options that publishers and feeds have in common."""
 
     name: str = Field("outspark", description="Name of the connection in the server's monitoring.")
     user: str | None = Field(None, description="User, if not in the URL.")
@@ -40,14 +40,14 @@ class NatsLogin(Model):
 
 
 class NatsAddress:
-    """Where to connect and as whom."""
+    """The servers and the login."""
 
     def __init__(self, url: str, login: NatsLogin) -> None:
         self._servers = [server.strip() for server in url.split(",")]
         self._login = login
 
     def client_options(self) -> dict[str, Any]:
-        """For the client's `connect`; DestinationError when a file is not there."""
+        """Arguments for the client's `connect`; DestinationError if a file is missing."""
         login = self._login
         if login.creds is not None and not Path(login.creds).is_file():
             raise DestinationError(f"there is no creds file {login.creds}")
@@ -63,12 +63,12 @@ class NatsAddress:
         }
 
     def describe(self, error: Exception | str) -> str:
-        """What went wrong and where, without credentials, whatever the client put into its message."""
+        """The error text with the servers, and without any credentials that the client put into it."""
         where = ", ".join(_host(server) for server in self._servers)
         return f"NATS at {where}: {hide(self._secrets(), str(error) or 'timed out')}"
 
     def _tls(self) -> ssl.SSLContext | None:
-        """For all servers once it is wanted for one: they have the same password and the same events."""
+        """TLS for all servers if one server needs it: they receive the same password and the same events."""
         login = self._login
         wanted = any(urlsplit(server).scheme in _TLS_SCHEMES for server in self._servers)
         if not wanted and login.ca_file is None and login.cert_file is None:
@@ -96,7 +96,7 @@ _REFUSED = ("authorization violation", "authentication", "credentials", "revoked
 
 
 class Faults:
-    """What a client reports besides its answers: the last few."""
+    """The last few errors that a client reports asynchronously."""
 
     def __init__(self) -> None:
         self._last: list[Exception] = []
@@ -108,51 +108,52 @@ class Faults:
         return self._last[-1] if self._last else None
 
     def forbidden(self, verb: str, prefix: str) -> bool:
-        """Was it refused to `publish` to, or to have a `subscription` to, something that begins with this?"""
+        """Whether the server forbade to `publish` to, or have a `subscription` on, a subject with this prefix."""
         violations = (violation(fault) for fault in self._last)
         return any(found and found[0] == verb and found[1].startswith(prefix.lower()) for found in violations)
 
 
 def violation(error: Exception) -> tuple[str, str] | None:
-    """What was forbidden, `publish` or `subscription`, and to which subject; the client has it in lower case."""
+    """What was forbidden, `publish` or `subscription`, and the subject, which the client reports in lower case."""
     found = _FORBIDDEN.search(str(error))
     return None if found is None else (found[1], found[2])
 
 
 async def connect(client: Client, options: Mapping[str, Any], timeout: float, **callbacks: Any) -> None:
-    """DestinationError where trying again cannot help. The client's own errors too: see `sorted_error`."""
+    """Connect; DestinationError if another try cannot help, or an error of the client: see `as_destination_error`."""
     try:
         async with asyncio.timeout(timeout):
             await client.connect(
                 **options,
-                # One round over the servers, nothing kept for later: whoever comes next connects anew.
+                # One try per server and no buffering across a reconnect: the publisher or feed makes a new connection,
+                # so that no message is sent later that was answered with Retry.
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 pending_size=0,
-                connect_timeout=whole(timeout),
+                connect_timeout=whole_seconds(timeout),
                 **callbacks,
             )
     except ModuleNotFoundError as error:
-        raise DestinationError("a creds file needs one more package: pip install 'nats-py[nkeys]'") from error
+        raise DestinationError("a creds file needs another package: pip install 'nats-py[nkeys]'") from error
 
 
-def sorted_error(error: Exception) -> DestinationError:
-    """DestinationDown unless the server refused us."""
+def as_destination_error(error: Exception) -> DestinationError:
+    """DestinationError if the server refused the login or TLS failed, otherwise DestinationDown."""
     if fault := tls_fault(error):
         return DestinationError(fault)
-    said = text(error)
+    reason = text(error)
     if isinstance(error, ssl.SSLError | TlsNotOffered | TlsRefused) or any(
-        word in said.lower() for word in _REFUSED
+        word in reason.lower() for word in _REFUSED
     ):
-        return DestinationError(said)
-    return DestinationDown(said)
+        return DestinationError(reason)
+    return DestinationDown(reason)
 
 
 def text(error: BaseException) -> str:
     return str(error).removeprefix("nats: ").strip("'") or "timed out"
 
 
-def whole(seconds: float) -> int:
-    """The client wants whole seconds; the caller's own timeout cuts shorter where it must."""
+def whole_seconds(seconds: float) -> int:
+    """The client accepts whole seconds only; callers enforce a shorter timeout themselves."""
     return max(1, round(seconds))

@@ -1,6 +1,7 @@
-"""One connection to NATS: sends a batch, collects the acks, and explains what was not acknowledged.
+"""One connection to NATS: sends a batch, collects the acks, and finds out why messages were not acknowledged.
 
-Once it is lost or late it is thrown away as a whole: nothing that was answered with Retry is sent afterwards.
+After an error or a timeout the whole connection is discarded, so that it cannot send a message later that was answered
+with Retry.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from outspark.brokers.nats.client import (
     CLOSE_TIMEOUT,
     ERRORS,
     Faults,
+    as_destination_error,
     connect,
-    sorted_error,
     text,
     violation,
-    whole,
+    whole_seconds,
 )
 from outspark.brokers.nats.tls import TlsClient
 from outspark.brokers.nats.wire import NO_STREAM, Wire, outcome
 from outspark.errors import DestinationDown, DestinationError
 from outspark.outcome import Outcome, Retry
 
-# The server works on the first messages while we encode the next ones.
+# Bytes after which the publisher yields to the loop, so that the server processes them during further encoding.
 _CHUNK = 64 * 1024
-_LOOK_INTERVAL = 0.2
+_POLL_INTERVAL = 0.2
 _NO_JETSTREAM = Retry("JetStream does not answer; is it enabled on this server and account?", counted=False)
 
 
 class _Batch:
-    """Answers to one batch, by index. Numbers never repeat on a connection, so a late ack finds no place."""
+    """Answers to one batch, by index. Reply numbers never repeat on a connection, so a late ack matches no message."""
 
     def __init__(self, first: int, wires: Sequence[Wire]) -> None:
         self.first = first
@@ -58,7 +59,7 @@ class _Batch:
 
 
 class Connection:
-    """Opened on construction; DestinationDown or DestinationError when that does not work."""
+    """Connects on construction; DestinationDown or DestinationError if that fails."""
 
     def __init__(self, options: Mapping[str, Any], timeout: float) -> None:
         self._client = TlsClient()
@@ -67,7 +68,7 @@ class Connection:
         self._next = 0
         self._batch = _Batch(0, ())
         self._faults = Faults()
-        self._given_up = False
+        self._discarded = False
         self._thread = LoopThread("outspark-nats")
         try:
             self._thread.run(self._open(options, timeout), timeout)
@@ -81,28 +82,28 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        return not self._given_up and self._client.is_connected
+        return not self._discarded and self._client.is_connected
 
     def publish(self, wires: Sequence[Wire], timeout: float) -> list[Outcome]:
-        """One outcome per message, in order. What is not answered in time makes the connection unusable."""
+        """Return one outcome per message, in order. A timeout makes the connection unusable."""
         try:
             return self._thread.run(self._publish(wires, timeout), timeout)
         except TimeoutError:
-            self._given_up = True
-            return [Retry("the client hangs", counted=False)] * len(wires)
+            self._discarded = True
+            return [Retry("the client does not respond", counted=False)] * len(wires)
 
     def check(self, timeout: float) -> None:
         self._thread.run(self._check(timeout), timeout)
 
     def ensure_stream(self, name: str, subjects: Sequence[str], timeout: float) -> None:
-        """Create the stream if it is missing; one that exists is left as it is."""
+        """Create the stream if it is missing; an existing stream is not changed."""
         self._thread.run(self._ensure_stream(name, list(subjects)), timeout)
 
     def close(self) -> None:
         if self.usable:
             with contextlib.suppress(*ERRORS):
                 self._thread.run(asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT), CLOSE_TIMEOUT)
-        self._given_up = True
+        self._discarded = True
         self._thread.stop()
 
     async def _open(self, options: Mapping[str, Any], timeout: float) -> None:
@@ -113,11 +114,11 @@ class Connection:
                 )
                 self._inbox = self._client.new_inbox() + "."
                 await self._client.subscribe(self._inbox + "*", cb=self._on_answer)
-                await self._client.flush(whole(timeout))
+                await self._client.flush(whole_seconds(timeout))
         except ERRORS as error:
-            raise sorted_error(self._faults.last() or error) from error
+            raise as_destination_error(self._faults.last() or error) from error
         if self._faults.forbidden("subscription", self._inbox):
-            raise DestinationError(f"not authorised to subscribe to {self._inbox}*, where the acks come back")
+            raise DestinationError(f"not authorised to subscribe to {self._inbox}*, on which acks arrive")
 
     async def _publish(self, wires: Sequence[Wire], timeout: float) -> list[Outcome]:
         batch = self._batch = _Batch(self._next, wires)
@@ -129,12 +130,12 @@ class Connection:
                 await self._explain_silence(batch)
             return batch.finish(NO_STREAM)
         except TimeoutError:
-            await self._give_up()
-            # Where some were answered the destination is up, so the others failed by themselves.
+            await self._discard()
+            # If some messages were answered, the destination is up, and the others count as failed attempts.
             some = batch.left < len(wires)
             return batch.finish(Retry(f"no answer within {timeout:.1f} s", counted=some))
         except (nats.errors.Error, OSError) as error:
-            await self._give_up()
+            await self._discard()
             return batch.finish(Retry(f"connection lost: {text(error)}", counted=False))
 
     async def _send(self, batch: _Batch) -> None:
@@ -147,18 +148,18 @@ class Connection:
                 unflushed = 0
                 await asyncio.sleep(0)
                 while self._client.pending_data_size > _CHUNK and self._client.is_connected:
-                    await asyncio.sleep(0.001)  # the server is slower than we are
+                    await asyncio.sleep(0.001)  # the server reads more slowly than this sends
 
     async def _await_answers(self, batch: _Batch) -> None:
         while batch.left:
             if self._client.is_closed:
                 raise self._client.last_error or nats.errors.ConnectionClosedError()
-            # The client does not report its end in every case, so look now and then.
+            # The client does not report every lost connection, so this checks at intervals.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(batch.changed.wait(), _LOOK_INTERVAL)
+                await asyncio.wait_for(batch.changed.wait(), _POLL_INTERVAL)
 
     async def _explain_silence(self, batch: _Batch) -> None:
-        """No responders: has the subject no stream (the event's fault), or is JetStream not there?"""
+        """After "no responders": find out whether the subject has no stream or JetStream is not available."""
         silent = [index for index, answer in enumerate(batch.answers) if answer is NO_STREAM]
         reasons: dict[str, Outcome] = {batch.wires[index].subject: NO_STREAM for index in silent}
         for subject in reasons:
@@ -182,12 +183,12 @@ class Connection:
     async def _check(self, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                await self._client.flush(whole(timeout))
+                await self._client.flush(whole_seconds(timeout))
                 await self._jetstream.account_info()
         except ERRORS as error:
-            # A user that may publish need not be allowed to ask for the account.
+            # A user with permission to publish may lack permission to request the account.
             if self._client.is_closed or not self._faults.forbidden("publish", "$JS.API."):
-                await self._give_up()
+                await self._discard()
                 raise DestinationDown(f"JetStream does not answer: {text(error)}") from error
 
     async def _ensure_stream(self, name: str, subjects: list[str]) -> None:
@@ -199,7 +200,7 @@ class Connection:
         except APIError as error:
             kind = DestinationError if error.code and error.code != 503 else DestinationDown
             raise kind(
-                f"cannot create stream {name}: {error.description or 'JetStream is not there'}"
+                f"cannot create stream {name}: {error.description or 'JetStream is not available'}"
             ) from error
         except ERRORS as error:
             raise DestinationDown(f"cannot create stream {name}: {text(error)}") from error
@@ -221,8 +222,8 @@ class Connection:
     async def _on_closed(self) -> None:
         self._batch.changed.set()
 
-    async def _give_up(self) -> None:
-        self._given_up = True
+    async def _discard(self) -> None:
+        self._discarded = True
         await self._thread.cut()
 
 

@@ -1,4 +1,4 @@
-"""NATS JetStream as a feed: all members of a group share its durable consumer, and acknowledge message by message."""
+"""The NATS JetStream feed: all members of a group share one durable consumer and acknowledge each message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOSE_TIMEOUT: Final = 2.0
 _KEY_HEADERS: Final = (PARTITION_KEY, "partition_key")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SUBJECT = re.compile(r"(?:(?:\*|[^\s.*>\x00]+)(?:\.(?:\*|[^\s.*>\x00]+))*(?:\.>)?|>)")
-# Tokens of a message's reply subject, `$JS.ACK.…`; newer servers have the domain and the account before these.
+# Indexes of tokens in a reply subject, `$JS.ACK.…`; newer servers insert domain and account before them.
 _SHORT_REPLY, _STREAM, _SEQUENCE, _TIME = 9, 2, 5, 7
 
 
@@ -45,7 +45,7 @@ class NatsFeedOptions(NatsLogin):
 
 
 class NatsFeed:
-    """Connects when it is polled. `Received.handle` is the subject that an acknowledgement goes to."""
+    """The first poll connects. `Received.handle` is the subject that an acknowledgement is published to."""
 
     def __init__(self, settings: FeedSettings, group: str) -> None:
         self._options = read_options_at("feed", NatsFeedOptions, settings.options)
@@ -60,7 +60,7 @@ class NatsFeed:
             group=group,
             stream=settings.stream,
             subjects=settings.topics,
-            # One batch is worked on while the next is on its way.
+            # The inbox accepts one batch while the server sends the next one.
             max_ack_pending=self._options.max_ack_pending or settings.max_open + 2 * settings.batch_size,
             ack_wait=None if ack_wait is None else ack_wait.total_seconds(),
         )
@@ -68,21 +68,21 @@ class NatsFeed:
         self._outage = Outage(group)
         self._pull: Pull | None = None
         self._open: dict[int, str] = {}
-        """Sequence -> where to acknowledge, of messages that were handed out and are not committed."""
+        """Sequence -> reply subject of messages that `poll` returned and that are not committed."""
         self._due: list[str] = []
-        """Acknowledgements that the server has not heard."""
-        self._told = time.monotonic()
-        """When the server last heard that we still work on what is open."""
+        """Reply subjects of acknowledgements that the server has not received."""
+        self._kept_alive = time.monotonic()
+        """When the feed last told the server that the open messages are still in progress."""
 
     def poll(self, limit: int, timeout: float) -> Sequence[Received]:
-        # What comes again comes in any order.
-        messages = sorted(map(_received, self._visit(limit, timeout)), key=attrgetter("offset"))
+        # The server redelivers messages in any order.
+        messages = sorted(map(_received, self._fetch(limit, timeout)), key=attrgetter("offset"))
         for message in messages:
             self._open[message.offset] = message.handle
         return messages
 
     def hold(self, timeout: float) -> None:
-        self._visit(0, timeout)
+        self._fetch(0, timeout)
 
     def commit(self, messages: Sequence[Received]) -> None:
         for message in messages:
@@ -97,18 +97,18 @@ class NatsFeed:
         self.commit(messages)
 
     def owns(self, message: Received) -> bool:
-        # Whoever acknowledges a message, it does not come again.
+        # JetStream has no partitions to lose: an acknowledgement counts whichever member sends it.
         return True
 
     def check(self, timeout: float) -> None:
-        """Makes no consumer, so it may be asked by whoever does not poll."""
+        """Check without creating the consumer, so that a process that does not poll may call this."""
         try:
             self._connect(timeout).check(timeout)
         except (DestinationError, FeedFailed) as error:
             raise self._failure(error) from None
 
     def close(self) -> None:
-        """What was not committed comes at once to whoever polls next."""
+        """Give uncommitted messages back, so that the server redelivers them immediately to the next poll."""
         pull, self._pull = self._pull, None
         if pull is not None:
             if pull.usable:
@@ -120,38 +120,39 @@ class NatsFeed:
         self._open.clear()
         self._due.clear()
 
-    def _visit(self, limit: int, timeout: float) -> list[Raw]:
-        """Be heard, and take what there is. Nothing, after `timeout`, while the server is away."""
+    def _fetch(self, limit: int, timeout: float) -> list[Raw]:
+        """Acknowledge, keep open messages alive, fetch up to `limit` messages; none if the server is unreachable."""
         deadline = time.monotonic() + timeout
-        taken: list[Raw] = []
+        fetched: list[Raw] = []
         try:
             pull = self._connect()
             ack_wait = pull.start(self._connect_timeout).ack_wait
             self._acknowledge(pull)
             self._keep_alive(pull, ack_wait)
             if limit:
-                # Not so long that what is open would come again.
-                taken = pull.take(limit, min(max(deadline - time.monotonic(), 0), ack_wait / 3))
+                # A third of ack_wait at most, so that the next call keeps the open messages alive in time.
+                fetched = pull.take(limit, min(max(deadline - time.monotonic(), 0), ack_wait / 3))
             self._outage.end()
         except DestinationDown as down:
             self._drop()
             self._outage.begin(self._describe(down))
         except (DestinationError, FeedFailed) as error:
             raise self._failure(error) from None
-        if not taken and (not limit or self._pull is None):
+        if not fetched and (not limit or self._pull is None):
             time.sleep(max(deadline - time.monotonic(), 0))
-        return taken
+        return fetched
 
     def _acknowledge(self, pull: Pull) -> None:
+        # If this fails, the acknowledgements stay due and go over the next connection.
         if self._due:
-            pull.say(ACK, self._due, self._connect_timeout)
+            pull.acknowledge(ACK, self._due, self._connect_timeout)
             self._due.clear()
 
     def _keep_alive(self, pull: Pull, ack_wait: float) -> None:
         now = time.monotonic()
-        if now - self._told >= ack_wait / 3:
+        if now - self._kept_alive >= ack_wait / 3:
             pull.keep_alive(list(self._open.values()), self._connect_timeout)
-            self._told = now
+            self._kept_alive = now
 
     def _connect(self, timeout: float | None = None) -> Pull:
         if self._pull is not None and not self._pull.usable:
@@ -167,7 +168,7 @@ class NatsFeed:
         return _CONNECT_TIMEOUT if given is None else given.total_seconds()
 
     def _drop(self) -> None:
-        """What is open stays open: it may be acknowledged over the next connection."""
+        """Drop the connection. Open messages stay open: they may be acknowledged over the next connection."""
         pull, self._pull = self._pull, None
         if pull is not None:
             pull.drop()
@@ -199,7 +200,7 @@ def _received(raw: Raw) -> Received:
 
 
 def _headers(block: bytes) -> list[tuple[str, bytes]]:
-    """`NATS/1.0`, then a line a header. Names are ASCII by custom; values are what they are."""
+    """Parse the header block: `NATS/1.0`, then one line per header. Values are bytes in any encoding."""
     lines = (line.partition(b":") for line in block.split(b"\r\n")[1:])
     return [(name.strip().decode(errors="replace"), value.strip()) for name, colon, value in lines if colon]
 

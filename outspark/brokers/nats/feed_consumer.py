@@ -1,4 +1,4 @@
-"""The durable consumer of a group in a stream: its name, what it must be like, and how it is found or made."""
+"""The durable consumer of a group in a stream: its name, its required configuration, and how to find or create it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACK_WAIT: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings ask for. `ack_wait`, in seconds, only where they do."""
+    """The consumer that the settings ask for. `ack_wait`, in seconds, is None if the settings do not name it."""
 
     group: str
     stream: str | None
@@ -34,7 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A consumer that is there. `ack_wait` in seconds."""
+    """A consumer that exists in the server. `ack_wait` is in seconds."""
 
     stream: str
     name: str
@@ -42,10 +42,10 @@ class Durable:
 
 
 def consumer_name(group: str) -> str:
-    """The group, percent-encoded as in a URL where NATS does not allow a character; the dot is one of these.
+    """The group, with characters that NATS does not allow percent-encoded: `billing.eu` -> `billing%2Eeu`.
 
-    No two groups share a name. One that is too long is known by its hash, `sha256=` and 64 digits; `=` stands in no
-    encoded name. `billing.eu` -> `billing%2Eeu`
+    No two groups have the same name. If the name is too long, it is `sha256=` and 64 digits; no encoded name contains
+    a `=`.
     """
     raw = group.encode(errors="surrogatepass")
     name = quote(raw, safe="").replace(".", "%2E")
@@ -53,21 +53,23 @@ def consumer_name(group: str) -> str:
 
 
 async def find_stream(client: Client, wanted: Wanted, timeout: float) -> str:
-    """The one that has all subjects. Not asked where it is given: a mirror has messages, and no subjects."""
+    """Find the stream with all subjects. A configured stream is not checked: a mirror has messages but no subjects."""
     if wanted.stream is not None:
         return wanted.stream
-    having = {subject: await _streams(client, subject, timeout) for subject in wanted.subjects}
-    for subject, streams in having.items():
+    by_subject = {subject: await _streams(client, subject, timeout) for subject in wanted.subjects}
+    for subject, streams in by_subject.items():
         if not streams:
             raise FeedFailed(f"no stream has subject {subject}; create one that does, or set feed.stream")
-    common = sorted(set.intersection(*having.values()))
+    common = sorted(set.intersection(*by_subject.values()))
     if len(common) > 1:
         raise SettingsError(
-            f"feed.stream is needed: {', '.join(having)} can be had from several streams: {', '.join(common)}"
+            f"feed.stream is needed: several streams have {', '.join(by_subject)}: {', '.join(common)}"
         )
     if not common:
-        found = "; ".join(f"{subject} in {', '.join(sorted(streams))}" for subject, streams in having.items())
-        raise SettingsError(f"feed.topics must be of one stream, and these are not: {found}")
+        found = "; ".join(
+            f"{subject} in {', '.join(sorted(streams))}" for subject, streams in by_subject.items()
+        )
+        raise SettingsError(f"feed.topics must all be in one stream, but they are in several: {found}")
     return common[0]
 
 
@@ -80,7 +82,7 @@ async def _streams(client: Client, subject: str, timeout: float) -> set[str]:
 
 
 async def look_up(jetstream: JetStreamContext, stream: str, wanted: Wanted) -> ConsumerConfig | None:
-    """The group's consumer, if there is one; SettingsError when it would not bring what is asked for."""
+    """Look up the group's consumer; None if there is none, SettingsError if it contradicts the settings."""
     name = consumer_name(wanted.group)
     try:
         config: ConsumerConfig = (await jetstream.consumer_info(stream, name)).config
@@ -90,14 +92,14 @@ async def look_up(jetstream: JetStreamContext, stream: str, wanted: Wanted) -> C
     differences = list(_differences(config, wanted))
     if differences:
         raise SettingsError(
-            f"stream {stream} has a consumer {name} already, and {'; '.join(differences)}. "
-            "Take another group, change the settings, or delete the consumer: then all comes again"
+            f"stream {stream} already has a consumer {name}, which {'; '.join(differences)}. "
+            "Use another group, change the settings, or delete the consumer; the server then redelivers all messages"
         )
     return config
 
 
 async def ensure(jetstream: JetStreamContext, stream: str, wanted: Wanted) -> Durable:
-    """Make the group's consumer where it is missing, and let it have as much on the way as the settings need."""
+    """Create the group's consumer if it is missing; raise its max_ack_pending if the settings need more."""
     config = await look_up(jetstream, stream, wanted)
     changed = _config(wanted) if config is None else _changed(config, wanted)
     if changed is not None:
@@ -114,7 +116,7 @@ async def ensure(jetstream: JetStreamContext, stream: str, wanted: Wanted) -> Du
 
 
 async def _find(jetstream: JetStreamContext, stream: str) -> None:
-    """The server does not say which of the two is missing."""
+    """FeedFailed if the stream does not exist: the server does not say whether stream or consumer is missing."""
     try:
         await jetstream.stream_info(stream)
     except NotFoundError:
@@ -140,7 +142,7 @@ def _config(wanted: Wanted) -> ConsumerConfig:
 
 
 def _changed(config: ConsumerConfig, wanted: Wanted) -> ConsumerConfig | None:
-    """None where it may stay as it is."""
+    """The configuration to update the consumer to; None if it may stay as it is."""
     changes: dict[str, Any] = {}
     if 0 < (config.max_ack_pending or 0) < wanted.max_ack_pending:
         changes["max_ack_pending"] = wanted.max_ack_pending
@@ -151,17 +153,17 @@ def _changed(config: ConsumerConfig, wanted: Wanted) -> ConsumerConfig | None:
 
 def _differences(config: ConsumerConfig, wanted: Wanted) -> Sequence[str]:
     found = []
-    there = set(config.filter_subjects or ([config.filter_subject] if config.filter_subject else [">"]))
-    if there != set(wanted.subjects):
+    subjects = set(config.filter_subjects or ([config.filter_subject] if config.filter_subject else [">"]))
+    if subjects != set(wanted.subjects):
         found.append(
-            f"reads {', '.join(sorted(there))} where the settings say {', '.join(sorted(wanted.subjects))}"
+            f"reads {', '.join(sorted(subjects))} where the settings say {', '.join(sorted(wanted.subjects))}"
         )
     if config.deliver_subject:
-        found.append(f"pushes to {config.deliver_subject}, where it has to be a pull consumer")
+        found.append(f"is a push consumer (to {config.deliver_subject}), but must be a pull consumer")
     if config.ack_policy != AckPolicy.EXPLICIT:
-        found.append(f"has ack policy {config.ack_policy}, where it has to be explicit")
+        found.append(f"has ack policy {config.ack_policy}, but must have explicit")
     if (config.max_deliver or -1) > 0:
-        found.append(f"gives a message up after {config.max_deliver} deliveries (max_deliver)")
+        found.append(f"drops a message after {config.max_deliver} deliveries (max_deliver)")
     if config.headers_only:
-        found.append("brings headers only")
+        found.append("delivers headers only")
     return found

@@ -1,6 +1,6 @@
-"""One connection to NATS that pulls from a durable consumer: messages are on their way while others are worked on.
+"""One connection to NATS that pulls from a durable consumer: the server sends messages while others are processed.
 
-Once it is lost it is thrown away as a whole; acknowledgements go through the next one just as well.
+After an error the whole connection is discarded; acknowledgements may go over the next one.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from outspark.brokers.loop_thread import LoopThread
-from outspark.brokers.nats.client import CLOSE_TIMEOUT, ERRORS, Faults, connect, sorted_error, text, whole
+from outspark.brokers.nats.client import (
+    CLOSE_TIMEOUT,
+    ERRORS,
+    Faults,
+    as_destination_error,
+    connect,
+    text,
+    whole_seconds,
+)
 from outspark.brokers.nats.feed_consumer import Durable, Wanted, ensure, find_stream, look_up
 from outspark.brokers.nats.tls import TlsClient
 from outspark.errors import DestinationDown, FeedFailed, OutsparkError, SettingsError
 
 ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 
-# How long the server keeps a request for messages; a lost one is noticed a little later.
+# How long the server keeps a request for messages. A lost request is repeated after the margin.
 _EXPIRES: Final = 5.0
 _MARGIN: Final = 1.0
-_LOOK_INTERVAL: Final = 0.25
+_POLL_INTERVAL: Final = 0.25
 _CHUNK: Final = 1000
 _ACKED = b"$JS.ACK."
-# The consumer or its stream went, or nobody is there to answer: all is looked at anew.
+# The consumer or its stream was deleted, or JetStream does not respond: the feed connects and looks it up again.
 _GONE = (b" 503", b"consumer deleted")
 _TOO_MUCH = b"exceeded maxrequest"
 _OVER = (b" 404", b" 408")
@@ -41,7 +49,7 @@ T = TypeVar("T")
 
 
 class Raw(NamedTuple):
-    """A message as it came over the wire."""
+    """A message as the server sent it."""
 
     subject: bytes
     reply: bytes
@@ -50,17 +58,17 @@ class Raw(NamedTuple):
 
 
 class _Client(TlsClient):
-    """Keeps messages of one subscription as they came.
+    """Passes messages of one subscription on unparsed.
 
-    The client's own way would replace header bytes that are no UTF-8, and would take a message that happens to have a
-    header `Status` for a word of the server's.
+    The client's own parsing replaces header bytes that are not UTF-8, and takes a message with a header `Status` for a
+    status message of the server.
     """
 
     def __init__(self, pull: Pull) -> None:
         super().__init__()
         self._pull = pull
         self.pulling: int | None = None
-        """Id of the subscription."""
+        """Id of the subscription that receives the pulled messages."""
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
@@ -72,9 +80,9 @@ class _Client(TlsClient):
 
 
 class Pull:
-    """Opened on construction. Errors: DestinationDown when it may work later, others when it cannot.
+    """Connects on construction; DestinationDown if a later try may succeed, another error if not.
 
-    `durable` is there after `start`, which makes the consumer if need be.
+    `durable` is set by `start`, which creates the consumer if it is missing.
     """
 
     def __init__(self, options: Mapping[str, Any], wanted: Wanted, timeout: float) -> None:
@@ -82,14 +90,14 @@ class Pull:
         self._client = _Client(self)
         self._jetstream: JetStreamContext = self._client.jetstream(timeout=timeout)
         self._faults = Faults()
-        self._given_up = False
+        self._discarded = False
         self._stream = ""
         self._deliver = ""
         self._subscription: Subscription | None = None
         self._buffer: deque[Raw] = deque()
-        self._news = asyncio.Event()
-        self._coming = 0
-        """Messages that the server may still send in answer to our request."""
+        self._arrival = asyncio.Event()
+        self._requested = 0
+        """Messages that the server may still send in answer to the current request."""
         self._request_ends = 0.0
         self._not_before = 0.0
         self._refusal = ""
@@ -103,7 +111,7 @@ class Pull:
 
     @property
     def usable(self) -> bool:
-        return not self._given_up and self._client.is_connected
+        return not self._discarded and self._client.is_connected
 
     def start(self, timeout: float) -> Durable:
         if self.durable is None:
@@ -114,56 +122,56 @@ class Pull:
         self._run(self._check(timeout), timeout)
 
     def take(self, limit: int, timeout: float) -> list[Raw]:
-        """At most `limit`, waiting for the first. Asks for the next ones before it returns."""
+        """Return at most `limit` messages, waiting for the first; request the next ones before returning."""
         return self._run(self._take(limit, timeout), timeout)
 
-    def say(self, word: bytes, replies: Sequence[str], timeout: float) -> None:
-        """About messages that were taken. Returns when the server has heard it."""
-        self._run(self._say(word, replies, timeout), timeout)
+    def acknowledge(self, kind: bytes, replies: Sequence[str], timeout: float) -> None:
+        """Publish `kind` (ACK, NAK, IN_PROGRESS) to these reply subjects; return once the server has received it."""
+        self._run(self._acknowledge(kind, replies, timeout), timeout)
 
     def keep_alive(self, replies: Sequence[str], timeout: float) -> None:
-        """These and what is here and not taken yet are not to come again for another `ack_wait`."""
+        """Restart `ack_wait` of these messages and of the buffered ones, so that the server does not redeliver them."""
         self._run(self._keep_alive(replies, timeout), timeout)
 
     def leave(self, replies: Sequence[str], timeout: float) -> None:
-        """Give these, and what is here and not taken yet, to whoever asks next."""
+        """Give back these messages and the buffered ones for immediate redelivery, then close the connection."""
         with contextlib.suppress(OutsparkError):
             self._run(self._leave(replies, timeout), timeout)
         self.drop()
 
     def drop(self) -> None:
-        self._given_up = True
+        self._discarded = True
         self._thread.stop()
 
     def arrived(self, raw: Raw) -> None:
-        """Called by the client, in its thread."""
+        """Called by the client in the loop's thread."""
         if raw.reply.startswith(_ACKED):
             self._buffer.append(raw)
-            self._coming = max(0, self._coming - 1)
+            self._requested = max(0, self._requested - 1)
         else:
             self._request_ended(raw.headers or b"")
-        self._news.set()
+        self._arrival.set()
 
     def _request_ended(self, status: bytes) -> None:
-        self._coming = 0
+        self._requested = 0
         line = status.partition(b"\r\n")[0].lower()
         if any(word in line for word in _GONE):
-            self._given_up = True
+            self._discarded = True
         elif _TOO_MUCH in line:
             self._refusal = line.decode(errors="replace")
         elif not any(word in line for word in _OVER):
-            self._not_before = time.monotonic() + _LOOK_INTERVAL
+            self._not_before = time.monotonic() + _POLL_INTERVAL
 
     def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         try:
             return self._thread.run(work, timeout)
-        except ERRORS as error:  # first, because an error of a certificate is a ValueError, too
-            self._given_up = True
-            raise self._sorted(error) from error
+        except ERRORS as error:  # before ValueError, because a certificate error is a ValueError too
+            self._discarded = True
+            raise self._as_feed_error(error) from error
         except ValueError as error:
             raise SettingsError(f"feed: {text(error)}") from error
 
-    def _sorted(self, error: Exception) -> Exception:
+    def _as_feed_error(self, error: Exception) -> Exception:
         if self._faults.forbidden("publish", "$JS."):
             return FeedFailed(f"not authorised: {text(self._faults.last() or error)}")
         if isinstance(error, APIError):
@@ -172,7 +180,7 @@ class Pull:
             return DestinationDown("JetStream does not answer; is it enabled on this server and account?")
         if isinstance(error, nats.errors.NoRespondersError):
             return DestinationDown("JetStream does not answer; is it enabled on this server and account?")
-        return sorted_error(self._faults.last() or error)
+        return as_destination_error(self._faults.last() or error)
 
     async def _open(self, options: Mapping[str, Any], timeout: float) -> None:
         async with asyncio.timeout(timeout):
@@ -180,9 +188,9 @@ class Pull:
             self._deliver = self._client.new_inbox()
             self._subscription = await self._client.subscribe(self._deliver)
             self._client.pulling = self._subscription._id
-            await self._client.flush(whole(timeout))
+            await self._client.flush(whole_seconds(timeout))
             if self._faults.forbidden("subscription", self._deliver):
-                raise FeedFailed(f"not authorised to subscribe to {self._deliver}, where messages come to")
+                raise FeedFailed(f"not authorised to subscribe to {self._deliver}, on which messages arrive")
             self._stream = await find_stream(self._client, self._wanted, timeout)
 
     async def _start(self, timeout: float) -> Durable:
@@ -195,55 +203,57 @@ class Pull:
 
     async def _take(self, limit: int, timeout: float) -> list[Raw]:
         deadline = time.monotonic() + timeout
-        await self._ask(limit)
+        await self._request(limit)
         while not self._buffer and (left := deadline - time.monotonic()) > 0 and self.usable:
-            self._news.clear()
+            self._arrival.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), min(left, _LOOK_INTERVAL))
-            await self._ask(limit)
+                await asyncio.wait_for(self._arrival.wait(), min(left, _POLL_INTERVAL))
+            await self._request(limit)
         if self._refusal:
-            raise FeedFailed(f"JetStream refuses to give {limit} messages at once: {self._refusal}")
+            raise FeedFailed(f"JetStream refuses a request for {limit} messages: {self._refusal}")
         taken = [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
-        await self._ask(limit)
+        # The server fills the next request while the inbox accepts these messages.
+        await self._request(limit)
         return taken
 
-    async def _ask(self, limit: int) -> None:
-        """One request at a time, and none while there is a stock."""
+    async def _request(self, limit: int) -> None:
+        """Request `limit` messages, unless a request is pending or messages are buffered."""
         now = time.monotonic()
-        if self._buffer or (self._coming and now < self._request_ends) or now < self._not_before:
+        if self._buffer or (self._requested and now < self._request_ends) or now < self._not_before:
             return
         if not self.usable or self.durable is None:
             return
         request = {"batch": limit, "expires": int(_EXPIRES * 1_000_000_000)}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.durable.stream}.{self.durable.name}"
-        self._coming, self._request_ends = limit, now + _EXPIRES + _MARGIN
+        self._requested, self._request_ends = limit, now + _EXPIRES + _MARGIN
         await self._client.publish(subject, json.dumps(request).encode(), self._deliver)
 
-    async def _say(self, word: bytes, replies: Sequence[str], timeout: float) -> None:
+    async def _acknowledge(self, kind: bytes, replies: Sequence[str], timeout: float) -> None:
         async with asyncio.timeout(timeout):
             for number, reply in enumerate(replies, 1):
-                await self._client.publish(reply, word)
+                await self._client.publish(reply, kind)
                 if number % _CHUNK == 0:
                     await asyncio.sleep(0)
-            await self._client.flush(whole(timeout))
+            await self._client.flush(whole_seconds(timeout))
 
     async def _keep_alive(self, replies: Sequence[str], timeout: float) -> None:
-        await self._say(IN_PROGRESS, [*replies, *self._stock()], timeout)
+        await self._acknowledge(IN_PROGRESS, [*replies, *self._buffered()], timeout)
 
-    def _stock(self) -> list[str]:
+    def _buffered(self) -> list[str]:
         return [raw.reply.decode() for raw in self._buffer]
 
     async def _leave(self, replies: Sequence[str], timeout: float) -> None:
         async with asyncio.timeout(timeout):
             if self._subscription is not None:
-                # Without its inbox the server drops our request; what it had sent by then is here after the flush.
+                # Without the subscription the server drops the pending request. After the flush, every message that
+                # it had sent before is in the buffer and is given back, too.
                 await self._subscription.unsubscribe()
-                await self._client.flush(whole(timeout))
-            await self._say(NAK, [*replies, *self._stock()], timeout)
+                await self._client.flush(whole_seconds(timeout))
+            await self._acknowledge(NAK, [*replies, *self._buffered()], timeout)
             await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
 
     async def _on_fault(self, error: Exception) -> None:
         self._faults.add(error)
 
     async def _on_closed(self) -> None:
-        self._news.set()
+        self._arrival.set()

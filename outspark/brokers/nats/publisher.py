@@ -1,4 +1,4 @@
-"""NATS JetStream: a batch goes out in one go, and the acks come back through one inbox."""
+"""The NATS JetStream publisher: sends a batch without waiting in between, and receives the acks on one inbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NatsOptions(NatsLogin):
 
 
 class NatsPublisher:
-    # JetStream refuses messages one by one, and the later ones of the key go through.
+    # JetStream refuses messages one by one, and accepts later ones of the same key.
     keeps_order = False
     keeps_headers = False
 
@@ -88,7 +88,7 @@ class NatsPublisher:
         except (DestinationError, TimeoutError) as error:
             self.close()
             kind = type(error) if isinstance(error, DestinationError) else DestinationDown
-            # The cause may carry what must not be shown, so it is cut off.
+            # `from None`: the cause may contain credentials.
             raise kind(self._describe(error)) from None
         self._encoder = Encoder(connection.max_message, self._max_payload)
         return connection

@@ -1,7 +1,7 @@
-"""A client of NATS that says nothing in the clear when TLS is wanted, and decodes the credentials that a URL has.
+"""A NATS client that sends nothing unencrypted if TLS is configured, and decodes the credentials in a URL.
 
-In NATS the server's greeting decides on TLS, and it comes in the clear: whoever stands in between can leave TLS out of
-it. The client itself then goes on without, so this one looks before it sends its first word, which has the password.
+In NATS the server's greeting announces TLS, and it is unencrypted: an attacker between client and server can remove
+the announcement. nats-py then continues without TLS, so this client checks before it sends CONNECT with the password.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from outspark.tls import NOT_OFFERED, tls_verdict
 
-# How the first word names what `connect` has by another name.
+# Names of the credentials in CONNECT, and in the arguments of `connect`.
 _CREDENTIALS = {"user": "user", "pass": "password", "auth_token": "token"}
 
 
@@ -28,14 +28,14 @@ class TlsNotOffered(nats.errors.Error):
 
 
 class TlsRefused(nats.errors.Error):
-    """The server's verdict on TLS, which the connection itself was lost too early to tell."""
+    """The server refused the TLS handshake; a second handshake found out why."""
 
 
 class TlsClient(Client):
-    """TLS is wanted where `connect` is given a context for it."""
+    """TLS is required if `connect` gets an SSL context."""
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # A server that leaves the choice to its clients says so in a word that the client itself does not know.
+        # A server with optional TLS announces `tls_available`, which nats-py does not know.
         if initial_connection and self._tls_wanted and info.get("tls_available"):
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
@@ -44,7 +44,8 @@ class TlsClient(Client):
         try:
             await super()._process_connect_init()
         except OSError as error:
-            # With TLS 1.3 a server looks at our certificate after we take it for agreed, and its refusal is a reset.
+            # With TLS 1.3 the server checks the client's certificate after the handshake has ended for the client, so
+            # its refusal arrives as a connection reset.
             reader = getattr(self._transport, "_io_reader", None)
             refusal = None if reader is None else reader.exception()
             if isinstance(refusal, ssl.SSLError):
@@ -54,7 +55,7 @@ class TlsClient(Client):
             raise
 
     def _ask_again(self) -> str | None:
-        """Why TLS failed. A write that fails before the server's alert was read discards the alert."""
+        """Repeat the handshake to find out why TLS failed: a write that fails early discards the server's alert."""
         server = self._current_server
         if server is None or server.uri.hostname is None or server.uri.port is None:
             return None
@@ -63,13 +64,13 @@ class TlsClient(Client):
         return tls_verdict(server.uri.hostname, server.uri.port, context, begin, name)
 
     def _connect_command(self) -> bytes:
-        """Called for the first word to the server, when TLS has been agreed on if it ever is."""
+        """Called for the first command to the server, after the point at which TLS is established, if at all."""
         if self._tls_wanted and not self._encrypted:
             raise TlsNotOffered
         return self._with_credentials_decoded(super()._connect_command())
 
     def _with_credentials_decoded(self, command: bytes) -> bytes:
-        """The client sends what stands in a URL as it stands there; in a URL it is percent-encoded."""
+        """nats-py sends credentials of a URL percent-encoded, as they are in the URL."""
         if self._current_server is None or self._current_server.uri.username is None:
             return command
         verb, _, words = command.partition(b" ")
@@ -92,6 +93,6 @@ class TlsClient(Client):
 
 
 def _read_greeting(server: socket.socket) -> None:
-    """A server of NATS says INFO in the clear, one line, and only then is there TLS."""
+    """A NATS server sends INFO, one unencrypted line, before the TLS handshake."""
     while server.recv(1) not in (b"\n", b""):
         pass

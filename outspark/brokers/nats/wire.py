@@ -1,6 +1,6 @@
-"""What goes over the wire to NATS and what the answers mean: no I/O here.
+"""How messages are encoded for NATS and what the answers mean, without I/O.
 
-Subject = topic, `Nats-Msg-Id` = event id (JetStream drops a second one), `X-Partition-Key` = key.
+Subject = topic, `Nats-Msg-Id` = event id (JetStream drops duplicates), `X-Partition-Key` = key.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STREAM_AT_FAULT = {
 }
 
 NO_STREAM: Final = Retry("no stream answers on the subject, and JetStream does not say why", counted=False)
-"""Stands for the server's "no responders" until it is known why nobody answered."""
+"""The outcome for "no responders", until the connection has found out why there is none."""
 
 
 class Wire(NamedTuple):
@@ -58,8 +58,8 @@ class Wire(NamedTuple):
 
 
 class Encoder:
-    """Turns messages into what the client sends. `max_message` is the server's limit for headers and payload
-    together, `max_payload` a limit of ours for the payload alone."""
+    """Encodes messages for the client. `max_message` is the server's limit for headers and payload together,
+    `max_payload` the destination's limit for the payload alone."""
 
     def __init__(self, max_message: int, max_payload: int | None) -> None:
         self._max_message = max_message
@@ -68,19 +68,19 @@ class Encoder:
         self._good_subjects: set[str] = set()
 
     def encode(self, message: Message) -> Wire | Dead:
-        """Dead when the server could never take it: sending it would break the connection for the others."""
+        """Dead if the server could never accept the message: sending it would break the connection for the others."""
         subject, payload = message.topic, message.payload
-        if subject not in self._good_subjects and (fault := self._learn_subject(subject)):
+        if subject not in self._good_subjects and (fault := self._check_subject(subject)):
             return Dead(fault)
         headers = {**message.headers, MESSAGE_ID: message.id}
         if message.key is not None:
             headers[PARTITION_KEY] = message.key
         size = len(payload) + _HEADER_FRAME
         for name, value in headers.items():
-            if name not in self._good_names and (fault := self._learn_name(name)):
+            if name not in self._good_names and (fault := self._check_name(name)):
                 return Dead(fault)
             if "\n" in value or "\r" in value:
-                return Dead(f"header {name!r} holds a line break, which NATS cannot carry")
+                return Dead(f"header {name!r} contains a line break, which NATS does not allow")
             try:
                 size += len(name) + _HEADER_LINE + (len(value) if value.isascii() else len(value.encode()))
             except UnicodeEncodeError:
@@ -89,11 +89,11 @@ class Encoder:
             return Dead(f"payload of {len(payload)} bytes is over the limit of {self._max_payload}")
         if size > self._max_message:
             return Dead(
-                f"headers and payload are {size} bytes, and the server takes at most {self._max_message}"
+                f"headers and payload are {size} bytes, and the server accepts at most {self._max_message}"
             )
         return Wire(subject, payload, headers, size)
 
-    def _learn_subject(self, subject: str) -> str | None:
+    def _check_subject(self, subject: str) -> str | None:
         try:
             length = len(subject.encode())
         except UnicodeEncodeError:
@@ -108,7 +108,7 @@ class Encoder:
         _remember(self._good_subjects, subject)
         return None
 
-    def _learn_name(self, name: str) -> str | None:
+    def _check_name(self, name: str) -> str | None:
         if not _HEADER_NAME.fullmatch(name):
             return f"{name!r} is not a NATS header name: letters, digits and !#$%&'*+-.^_`|~ only"
         _remember(self._good_names, name)
@@ -116,7 +116,7 @@ class Encoder:
 
 
 def outcome(data: bytes, headers: Mapping[str, str] | None) -> Outcome | None:
-    """What an answer to a published message means; None when it does not come from JetStream."""
+    """The outcome for an answer to a published message; None if the answer is not from JetStream."""
     if data.startswith(_ACK):
         return DELIVERED
     if not data:

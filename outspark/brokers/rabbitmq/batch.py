@@ -1,7 +1,7 @@
-"""A batch on one channel in confirm mode: written in chunks, confirmed, refused or returned message by message.
+"""One batch on a channel in confirm mode: written in chunks; the broker confirms, refuses or returns each message.
 
-It does for a batch what the client's `basic_publish` does for one message, with the same books of the channel: the next
-delivery tag, the confirms awaited by tag, and the tags by message id, by which returned messages are told apart.
+It does for a batch what aiormq's `basic_publish` does for one message, with the channel's own state: the next delivery
+tag, the awaited confirms by tag, and the tags by message id, which identify returned messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiormq.abc import ChannelFrame
 from outspark.brokers.rabbitmq.wire import Wire, unroutable
 from outspark.outcome import DELIVERED, Outcome, Retry
 
-# The server works on the first messages while we still write the next ones.
+# The server processes the first chunk while the publisher writes the next one.
 _CHUNK = 64 * 1024
 
 _REFUSED = Retry.of_topic(
@@ -26,7 +26,7 @@ _REFUSED = Retry.of_topic(
 
 
 class Batch:
-    """Publishes once. The ids of its messages differ."""
+    """Publishes once. No two of its messages have the same id."""
 
     def __init__(self, channel: aiormq.Channel, wires: Sequence[Wire]) -> None:
         loop = asyncio.get_running_loop()
@@ -35,7 +35,7 @@ class Batch:
         self._confirms: list[asyncio.Future[Any]] = [loop.create_future() for _ in wires]
 
     async def publish(self) -> BaseException | None:
-        """Until everything is confirmed, or the channel is closed: then this is why."""
+        """Publish and wait until all messages are confirmed, or until the channel is closed; then return the reason."""
         closing = self._channel.closing
         closing.add_done_callback(self._stop_waiting)
         try:
@@ -47,10 +47,10 @@ class Batch:
             return _reason(closing) if closing.done() else None
         finally:
             self._channel.message_id_delivery_tag.clear()
-            closing.cancel()  # our view of it only
+            closing.cancel()  # this view of it only, not the channel itself
 
     def answers(self, exchange: str) -> list[Outcome | None]:
-        """What became of each message; None where the channel was closed first."""
+        """The outcome of each message; None if the channel was closed before the answer."""
         return [
             _outcome(confirm, exchange, wire.topic)
             for confirm, wire in zip(self._confirms, self._wires, strict=True)
@@ -70,7 +70,8 @@ class Batch:
 
     async def _flush(self, data: bytes, closing: asyncio.Future[Any]) -> None:
         channel = self._channel
-        # The client forgets a channel as soon as the server closes it, and frames must not go there any more.
+        # aiormq removes a channel as soon as the server closes it. A frame for a closed channel would close the whole
+        # connection, so this waits for the reason instead.
         if channel.connection.channels.get(channel.number) is not channel:
             await asyncio.wait((closing,))
         if data and not closing.done():

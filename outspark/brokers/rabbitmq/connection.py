@@ -1,7 +1,7 @@
-"""One connection to RabbitMQ: sends batches on one channel and sorts what was refused or not answered.
+"""One connection to RabbitMQ: sends batches on one channel and finds out why messages were refused or not answered.
 
-It stands on aiormq, the lower half of aio-pika. Once it is lost or late it is thrown away as a whole: nothing that was
-answered with Retry is sent afterwards.
+It uses aiormq, the lower layer of aio-pika. After an error or a timeout the whole connection is discarded, so that it
+cannot send a message later that was answered with Retry.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from outspark.tls import tls_fault
 
 _THREAD = "outspark-rabbitmq"
 _CLOSE_TIMEOUT = 1.0
-_BLOCKED = "blocked: the broker is low on memory or disk and takes no messages"
+_BLOCKED = "blocked: the broker is low on memory or disk and accepts no messages"
 _ERRORS = (aiormq.AMQPError, aiormq.ChannelInvalidStateError, OSError, TimeoutError)
 _REFUSALS = (aiormq.ProbableAuthenticationError, aiormq.AuthenticationError, aiormq.AMQPChannelError)
-# What is wrong with the exchange, not with a message.
+# Faults of the exchange, not of a message.
 _EXCHANGE_AT_FAULT = (aiormq.ChannelNotFoundEntity, aiormq.ChannelAccessRefused)
-# The server says what is missing, but not what to do.
+# Remedies to append to the server's text, which says only what is wrong.
 _REMEDIES: dict[type[BaseException], str] = {
     aiormq.ChannelNotFoundEntity: "; create it",
     aiormq.ChannelAccessRefused: "; grant it",
 }
 
 
-class _OutcomesTellAll(logging.Filter):
-    """The client complains in the log of whatever the broker does to us; here outcomes tell of it."""
+class _DebugOnly(logging.Filter):
+    """Drop the client's warnings about refusals and lost connections unless at debug level: outcomes report them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.threadName != _THREAD or record.levelno < logging.WARNING:
@@ -47,22 +47,22 @@ class _OutcomesTellAll(logging.Filter):
 
 
 for _name in ("aiormq.channel", "aiormq.connection"):
-    logging.getLogger(_name).addFilter(_OutcomesTellAll())
+    logging.getLogger(_name).addFilter(_DebugOnly())
 
 
 class Connection:
-    """Opened on construction; DestinationDown or DestinationError when that does not work."""
+    """Connects on construction; DestinationDown or DestinationError if that fails."""
 
     def __init__(self, url: URL, tls: ssl.SSLContext | None, exchange: str, timeout: float) -> None:
         self._exchange = exchange
-        self._given_up = False
+        self._discarded = False
         self.max_payload: int | None = None
-        """The server's own limit, known once a message went over it."""
+        """The server's size limit, which is known once a message has exceeded it."""
         self._thread = LoopThread(_THREAD)
         try:
             self._thread.run(self._open(url, tls, timeout), timeout)
         except BaseException:
-            self._given_up = True
+            self._discarded = True
             self.close()
             raise
 
@@ -72,24 +72,24 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        return not self._given_up and self._client.is_opened
+        return not self._discarded and self._client.is_opened
 
     def publish(self, wires: Sequence[Wire], timeout: float) -> list[Outcome]:
-        """One outcome per message, in order. What is not answered in time makes the connection unusable."""
+        """Return one outcome per message, in order. A timeout makes the connection unusable."""
         try:
             return self._thread.run(self._publish(wires, timeout), timeout)
         except TimeoutError:
-            self._given_up = True
-            return [Retry("the client hangs", counted=False)] * len(wires)
+            self._discarded = True
+            return [Retry("the client does not respond", counted=False)] * len(wires)
 
     def check(self, timeout: float) -> None:
         self._thread.run(self._check(timeout), timeout)
 
     def close(self) -> None:
-        if not self._given_up:
+        if not self._discarded:
             with contextlib.suppress(*_ERRORS):
                 self._thread.run(self._leave(), _CLOSE_TIMEOUT)
-        self._given_up = True
+        self._discarded = True
         self._thread.stop()
 
     async def _open(self, url: URL, tls: ssl.SSLContext | None, timeout: float) -> None:
@@ -101,10 +101,10 @@ class Connection:
                 self._channel = await self._open_channel()
         except _ERRORS as error:
             await self._leave()
-            raise self._sorted(error) from error
+            raise self._as_destination_error(error) from error
 
     async def _require_exchange(self) -> None:
-        """On a channel of its own, because the server closes it when there is no such exchange."""
+        """Check the exchange on a separate channel: the server closes the channel if there is no such exchange."""
         if self._exchange:
             channel = await self._client.channel()
             await channel.exchange_declare(self._exchange, passive=True)
@@ -127,13 +127,13 @@ class Connection:
         except _ERRORS as error:
             reason = f"connection lost: {_text(error)}"
         if reason:
-            await self._give_up()
+            await self._discard()
         return [answer or Retry(reason, counted=False) for answer in answers]
 
     async def _send(
         self, wires: Sequence[Wire], answers: list[Outcome | None], indexes: Sequence[int]
     ) -> None:
-        """Publish these and note their answers. Where one of them closed the channel, some stay without."""
+        """Publish these messages and record their answers. If a message closes the channel, some get no answer."""
         if self._channel.is_closed:
             self._channel = await self._open_channel()
         batch = Batch(self._channel, [wires[index] for index in indexes])
@@ -143,29 +143,30 @@ class Connection:
             for index, answer in zip(indexes, batch.answers(self._exchange), strict=True):
                 answers[index] = answer
         if isinstance(closed, aiormq.ChannelClosed) and self._client.is_opened:
-            self._blame(wires, answers, closed)
+            self._assign_fault(wires, answers, closed)
         elif closed is not None:
             raise aiormq.AMQPConnectionError(_text(closed))
 
-    def _blame(
+    def _assign_fault(
         self, wires: Sequence[Wire], answers: list[Outcome | None], closed: aiormq.ChannelClosed
     ) -> None:
-        """One message closed the channel, and the server does not say which: its words tell. The others go again."""
+        """Find the messages that closed the channel by the server's text, which has no id; resend the others."""
         reason = _text(closed)
         limit, topic = too_large_over(reason), forbidden_topic(reason)
         left = [index for index, answer in enumerate(answers) if answer is None]
         if limit is not None:
             self.max_payload = limit
-            guilty: dict[int, Outcome] = {
+            faulty: dict[int, Outcome] = {
                 index: over_limit(size, limit)
                 for index in left
                 if (size := wires[index].payload_size) > limit
             }
         else:
             forbidden = Retry.of_topic("forbidden", reason)
-            guilty = {index: forbidden for index in left if wires[index].topic == topic}
-        outcomes = dict(guilty)
-        if not guilty:
+            faulty = {index: forbidden for index in left if wires[index].topic == topic}
+        outcomes = dict(faulty)
+        # Without a known culprit every open message fails, or the batch would be sent again without end.
+        if not faulty:
             failed = Retry(reason, counted=not isinstance(closed, _EXCHANGE_AT_FAULT))
             outcomes = dict.fromkeys(left, failed)
         for index, outcome in outcomes.items():
@@ -173,46 +174,46 @@ class Connection:
 
     async def _why_silent(self, timeout: float) -> str:
         try:
-            async with asyncio.timeout(0):  # passes when there is nothing to wait for
+            async with asyncio.timeout(0):  # succeeds if the connection is not blocked
                 await self._client.ready()
         except TimeoutError:
             return _BLOCKED
         return f"no answer within {timeout:.1f} s"
 
     async def _check(self, timeout: float) -> None:
-        """An alarm shows only when something is published: a message that no queue takes is dropped and confirmed."""
+        """Publish a message that no queue receives: the broker confirms and drops it, unless an alarm is active."""
         try:
             async with asyncio.timeout(timeout):
                 await self._require_exchange()
                 channel = await self._client.channel()
-                # A user that may write to its exchange need not be allowed to use the default one.
+                # A user with permission for the configured exchange may lack permission for the default exchange.
                 with contextlib.suppress(aiormq.ChannelAccessRefused):
                     await channel.basic_publish(b"", routing_key=f"outspark.check.{uuid.uuid4()}")
                     await channel.close()
         except TimeoutError as error:
             reason = await self._why_silent(timeout)
-            await self._give_up()
+            await self._discard()
             raise DestinationDown(reason) from error
         except _ERRORS as error:
-            await self._give_up()
-            raise self._sorted(error) from error
+            await self._discard()
+            raise self._as_destination_error(error) from error
 
     async def _leave(self) -> None:
         if self._client.is_opened:
             with contextlib.suppress(*_ERRORS):
                 await asyncio.wait_for(self._client.close(), _CLOSE_TIMEOUT)
 
-    async def _give_up(self) -> None:
-        self._given_up = True
+    async def _discard(self) -> None:
+        self._discarded = True
         await self._thread.cut()
         await asyncio.wait((self._client.closing,), timeout=_CLOSE_TIMEOUT)
 
-    def _sorted(self, error: BaseException) -> DestinationError:
+    def _as_destination_error(self, error: BaseException) -> DestinationError:
         if isinstance(error, aiormq.InvalidFrameError):
-            # The server's own words are lost in the client; at connect it refuses nothing else by the protocol.
+            # aiormq loses the server's text. During connect, a refused virtual host is the only cause of this error.
             return DestinationError(
-                f"the virtual host {self._client.vhost!r} cannot be used: it is not there, "
-                "this user may not use it, or it has all the connections it takes"
+                f"the virtual host {self._client.vhost!r} cannot be used: it does not exist, "
+                "this user has no access to it, or its connection limit is reached"
             )
         if fault := tls_fault(error):
             return DestinationError(fault)
@@ -221,7 +222,7 @@ class Connection:
 
 
 def _with_different_ids(wires: Sequence[Wire], indexes: list[int]) -> list[int]:
-    """A returned message is known by its id only, so a second one of the same id waits for the next round."""
+    """A returned message is identified by its id only, so a second one with the same id waits for the next round."""
     first: dict[str, int] = {}
     for index in indexes:
         first.setdefault(wires[index].id, index)

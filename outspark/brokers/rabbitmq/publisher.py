@@ -1,4 +1,4 @@
-"""RabbitMQ: a batch goes out in one go as persistent, mandatory messages, and publisher confirms come back."""
+"""The RabbitMQ publisher: sends a batch of persistent, mandatory messages and waits for publisher confirms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RabbitMQOptions(Model):
 
 
 class RabbitMQPublisher:
-    # The broker returns or refuses messages one by one, and the later ones of the key go through.
+    # The broker returns or refuses messages one by one, and accepts later ones of the same key.
     keeps_order = False
     keeps_headers = False
 
@@ -82,7 +82,7 @@ class RabbitMQPublisher:
             connection.check(timeout)
         except (DestinationError, TimeoutError) as error:
             self.close()
-            raise self._explained(error) from None
+            raise self._describe(error) from None
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -96,16 +96,16 @@ class RabbitMQPublisher:
         if self._options.connect_timeout is not None:
             timeout = min(timeout, self._options.connect_timeout.total_seconds())
         try:
-            connection = self._first_that_answers(timeout)
+            connection = self._open_any(timeout)
         except (DestinationError, TimeoutError) as error:
-            # The cause may carry what must not be shown, so it is cut off.
-            raise self._explained(error) from None
+            # `from None`: the cause may contain credentials.
+            raise self._describe(error) from None
         self._connection = connection
         self._encoder = Encoder(self._options.exchange, connection.frame_max, self._max_payload)
         return connection
 
-    def _first_that_answers(self, timeout: float) -> Connection:
-        """Each server has its share of the time, so that one that swallows packets does not use up all of it."""
+    def _open_any(self, timeout: float) -> Connection:
+        """Connect to the first server that answers. Each gets a share of the time: one may drop packets silently."""
         tls, share = self._tls(), timeout / len(self._servers)
         for server in self._servers[:-1]:
             try:
@@ -154,8 +154,8 @@ class RabbitMQPublisher:
             return None
         return tls_context(options.ca_file, options.cert_file, options.key_file)
 
-    def _explained(self, error: DestinationError | TimeoutError) -> DestinationError:
-        """What went wrong and where, without credentials, whatever the client put into its message."""
+    def _describe(self, error: DestinationError | TimeoutError) -> DestinationError:
+        """The error with destination and servers, and without any credentials that the client put into it."""
         where = ", ".join(f"{server.host}:{server.port or _PORTS[server.scheme]}" for server in self._servers)
         secrets = [secret for server in self._servers for secret in (server.raw_password, server.password)]
         text = hide(filter(None, secrets), str(error) or "timed out")

@@ -1,7 +1,7 @@
-"""What goes over the wire to RabbitMQ (AMQP 0-9-1) and what a closed channel means: no I/O here.
+"""How messages are encoded for RabbitMQ (AMQP 0-9-1) and what a closed channel means, without I/O.
 
 Routing key = topic, `message_id` and the header `X-Event-ID` = event id, `X-Partition-Key` = key.
-Frames are packed by hand: the client's own encoder takes 40 µs a message, this one 5.
+The frames are encoded here because the client's own encoder takes 40 µs a message, this one 5.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROUTING_HEADERS = ("CC", "BCC")
 
 _TOO_LARGE = re.compile(r"message size \d+ is larger than .*?max size (\d+)")
 _FORBIDDEN_TOPIC = re.compile(r"access to topic '(.*)' in exchange ")
-# AMQP has room for 255 bytes of a reason; the client's own words stand around it.
+# The server's reason has at most 255 bytes; the client adds text around it.
 _LONGEST_REASON = 1000
 
 
@@ -51,7 +51,7 @@ class Wire(NamedTuple):
 
 
 class Encoder:
-    """Turns messages into frames. `frame_max` is the size agreed with the server; 0 is no limit."""
+    """Encodes messages as frames. `frame_max` is the negotiated frame size; 0 means no limit."""
 
     def __init__(self, exchange: str, frame_max: int, max_payload: int | None) -> None:
         self.max_payload = max_payload
@@ -62,7 +62,7 @@ class Encoder:
         self._names: dict[str, bytes] = {}
 
     def encode(self, message: Message) -> Wire | Dead:
-        """Dead when the server could never take it: sending it would close the channel for the others."""
+        """Dead if the server could never accept the message: sending it would close the channel for the others."""
         topic, payload = message.topic, message.payload
         size = len(payload)
         if self.max_payload is not None and size > self.max_payload:
@@ -110,7 +110,7 @@ class Encoder:
         )
 
     def _name(self, name: str) -> bytes:
-        """The name and the type of its value, a long string."""
+        """Encode a header name and the type of its value, a long string."""
         if name in _ROUTING_HEADERS:
             raise _Impossible(f"header {name!r} would make RabbitMQ send copies elsewhere; rename it")
         encoded = _short("header name", name) + b"S"
@@ -127,7 +127,7 @@ class Encoder:
 
 
 class _Impossible(Exception):
-    """AMQP has no place for this text."""
+    """AMQP cannot represent this text."""
 
 
 def over_limit(size: int, limit: int) -> Dead:
@@ -142,13 +142,13 @@ def unroutable(exchange: str, topic: str) -> Retry:
 
 
 def too_large_over(reason: str) -> int | None:
-    """The server's largest payload, when that is why it closed the channel."""
+    """The server's payload limit, if the channel was closed because a message exceeded it."""
     found = _TOO_LARGE.search(reason[:_LONGEST_REASON])
     return int(found[1]) if found else None
 
 
 def forbidden_topic(reason: str) -> str | None:
-    """The one routing key that the user may not write to, when that is why the channel was closed."""
+    """The routing key that the user may not publish to, if that is why the channel was closed."""
     found = _FORBIDDEN_TOPIC.search(reason[:_LONGEST_REASON])
     return found[1] if found else None
 

@@ -1,4 +1,4 @@
-"""One batch on its way to Redis: sent in chunks, answered message by message, redirected where a cluster says so."""
+"""Sends one batch to Redis in chunks, reads one answer per message, and follows the redirects of a cluster."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from outspark.errors import DestinationDown
 from outspark.event import Message
 from outspark.outcome import DELIVERED, Dead, Outcome, Retry
 
-# Redis works on one chunk while we encode the next one and then read the answers to the one before.
+# Redis processes one chunk while the publisher encodes the next one and reads the answers to the previous one.
 _CHUNK = 64 * 1024
 _REDIRECTS = 5
 _ON_THE_MOVE = Retry("the cluster is moving the stream", counted=False)
 
 
 class Batch:
-    """After `run`, `outcomes` has None for each message that got no answer, and `down` says why.
+    """After `run`, `outcomes` has None for each message without an answer, and `down` is the reason.
 
-    `wrong_server` tells that a replica answered, so that the master has to be looked for.
+    `wrong_server` is set if a replica answered, so that the publisher has to find the primary again.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Batch:
         self._ask: dict[int, Address] = {}
 
     def run(self) -> None:
-        """Raises DestinationError when no message could be sent like this, such as with a wrong password."""
+        """Send the batch; DestinationError if no message can be sent as configured, such as with a wrong password."""
         self._servers.drop_stale()
         indexes: Iterable[int] = range(len(self._messages))
         for _ in range(1 + _REDIRECTS):
@@ -50,7 +50,7 @@ class Batch:
             if not indexes or self.down or time.monotonic() >= self._deadline:
                 return
             if self._moved:
-                self._learn()
+                self._update_slots()
 
     def _send(self, indexes: Iterable[int]) -> None:
         size = 0
@@ -88,7 +88,7 @@ class Batch:
         node.add(index, command)
 
     def _exchange(self, *, but_last: bool) -> None:
-        """Send to every server what was added, then read what they answered to what was sent before."""
+        """Send the added commands to every server, then read answers; `but_last` skips those to this flush."""
         for address, node in list(self._nodes.items()):
             try:
                 node.flush(self._deadline)
@@ -115,15 +115,15 @@ class Batch:
         return outcome(refusal, self._messages[index].topic)
 
     def _lose(self, address: Address | None, error: DestinationDown) -> None:
-        """Its unanswered messages keep None: nobody knows whether the server has them."""
+        """Close the connection. Its unanswered messages keep None: the server may or may not have executed them."""
         self.down = error
         self._lost.add(address)
         if address is not None and address in self._nodes:
             self._nodes.pop(address).close()
 
-    def _learn(self) -> None:
+    def _update_slots(self) -> None:
         moved, self._moved = self._moved, {}
         try:
-            self._servers.learn(moved.values(), self._deadline)
+            self._servers.update_slots(moved.values(), self._deadline)
         except DestinationDown as error:
             self.down = error

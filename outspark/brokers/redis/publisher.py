@@ -1,4 +1,4 @@
-"""Redis Streams: a batch goes out as pipelined XADDs, and each is answered for itself."""
+"""The Redis Streams publisher: sends a batch as pipelined XADD commands and reads one answer per message."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class RedisOptions(Model):
 
 
 class RedisPublisher:
-    # Redis runs the commands of a pipeline one by one. An XADD that is refused, for its stream (WRONGTYPE, NOPERM) or
-    # for the moment (OOM, READONLY), lets the later ones of its key pass: they may go to other streams, or the moment
-    # is over. MULTI would not help, because EXEC goes on after a command that failed.
+    # Redis executes the commands of a pipeline one by one. After a refused XADD (WRONGTYPE and NOPERM for the stream,
+    # OOM and READONLY for the moment), later ones of the same key may succeed: they may be for other streams, or the
+    # cause is over. MULTI would not help, because EXEC continues after a failed command.
     keeps_order = False
     keeps_headers = False
 
@@ -91,7 +91,7 @@ class RedisPublisher:
         except DestinationError as error:
             self._servers.start_over()
             kind = DestinationDown if isinstance(error, DestinationDown) else DestinationError
-            # The cause may carry what must not be shown, so it is cut off.
+            # `from None`: the cause may contain credentials.
             raise kind(self._describe(error)) from None
 
     def close(self) -> None:
@@ -100,12 +100,12 @@ class RedisPublisher:
     def _require_files(self) -> None:
         for option in ("ca_file", "cert_file", "key_file"):
             path = getattr(self._options, option)
-            # The client would call it a connection that failed, which looks as if it might pass.
+            # The client would report a missing file as a failed connection, which a publisher would retry.
             if path is not None and not Path(path).is_file():
                 raise DestinationError(f"destination {self._name}: there is no {option} {path}")
 
     def _describe(self, error: Exception) -> str:
-        """What went wrong and where, without credentials, whatever the client put into its message."""
+        """The error text with destination and servers, and without any credentials that the client put into it."""
         text = hide(self._secrets(), str(error))
         return f"destination {self._name}: Redis at {', '.join(map(_address, self._urls))}: {text}"
 
@@ -118,11 +118,11 @@ class RedisPublisher:
 
 
 def _server(name: str, url: str, options: RedisOptions) -> dict[str, Any]:
-    """What the client's connection is made with."""
+    """The arguments for the client's connection."""
     try:
         server: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     except ValueError:
-        # `from None`: the original text may quote a part of the password.
+        # `from None`: the original error may quote a part of the password.
         raise SettingsError(
             f"destinations.{name}.url must be redis://user:password@host:6379/0, rediss://… or unix:///path; "
             "in a password, characters such as @ : / # are percent-encoded"

@@ -28,7 +28,7 @@ from outspark.errors import DestinationDown, DestinationError
 from outspark.outcome import Retry
 from outspark.tls import tls_fault, tls_verdict
 
-# Writes nothing, since the stream does not exist, but is refused like any XADD when Redis takes no writes.
+# Writes nothing, since the stream does not exist, but Redis refuses it like any XADD while it accepts no writes.
 _PROBE = ("XADD", "outspark:check", "NOMKSTREAM", "*", "check", "1")
 _ABORT_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -39,9 +39,9 @@ class Address(NamedTuple):
 
 
 class Node:
-    """Connected on construction; DestinationDown or DestinationError when that does not work.
+    """Connects on construction; DestinationDown or DestinationError if that fails.
 
-    `max_value` is the largest payload the server takes.
+    `max_value` is the largest payload that the server accepts.
     """
 
     def __init__(self, options: Mapping[str, Any], name: str, deadline: float) -> None:
@@ -55,18 +55,19 @@ class Node:
                 self._connection.connect()
             except (AuthenticationError, AuthenticationWrongNumberOfArgsError):
                 raise
-            except ResponseError as error:  # no such database, or not for this user
+            except ResponseError as error:  # the database does not exist, or the user may not use it
                 raise DestinationError(str(error)) from error
             except (RedisError, OSError) as error:
                 if fault := tls_fault(error) or _tls_verdict(options, error):
                     raise DestinationError(fault) from error
                 raise
-            # What the kernel has not sent yet when we give up must not reach Redis behind our back.
+            # `close` must drop the kernel's send buffer: its messages were answered with Retry, and must not reach
+            # Redis after that.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_ON_CLOSE)
             self._introduce(name, deadline)
 
     def add(self, index: int | None, command: bytes) -> None:
-        """To be sent with the next `flush`. None is for a command whose answer nobody waits for."""
+        """Queue a command for the next `flush`. `index` is None if its answer is to be ignored."""
         self._buffer.append(command)
         self._unanswered.append(index)
 
@@ -81,7 +82,7 @@ class Node:
     def answers(
         self, deadline: float, *, but_last: bool = False
     ) -> Iterator[tuple[int, ResponseError | None]]:
-        """Message by message, None when it was taken. `but_last` leaves those of the last flush for later."""
+        """Yield each message's error, or None if accepted. `but_last` leaves answers to the last flush unread."""
         leave = self._sent_last if but_last else 0
         read, unanswered = self._connection.read_response, self._unanswered
         with self._sorting_errors():
@@ -95,8 +96,8 @@ class Node:
                 if index is not None:
                     yield index, refusal
 
-    def still_there(self) -> bool:
-        """While nothing is under way there is nothing to read, unless the server hung up."""
+    def is_connected(self) -> bool:
+        """Check an idle connection: it is readable only if the server has closed it."""
         try:
             fresh = not self._connection.can_read(0)
         except RedisError:
@@ -106,14 +107,14 @@ class Node:
         return fresh
 
     def request(self, *words: str, deadline: float) -> Any:
-        """One command and its answer, while no other is under way."""
+        """Send one command and read its answer; no other answer may be outstanding."""
         with self._sorting_errors():
             self._socket.settimeout(_left(deadline))
             self._connection.send_command(*words, check_health=False)
             return self._connection.read_response(timeout=_left(deadline))
 
     def check(self, deadline: float) -> None:
-        """DestinationDown when Redis takes no writes now, DestinationError when it takes none from this user."""
+        """DestinationDown if Redis accepts no writes now, DestinationError if it never accepts XADD from this user."""
         try:
             self.request(*_PROBE, deadline=deadline)
         except MovedError:
@@ -129,7 +130,7 @@ class Node:
         self._connection.disconnect()
 
     def _introduce(self, name: str, deadline: float) -> None:
-        """Courtesies: the user need not be allowed any of them."""
+        """Set the connection's name and read the payload limit; both are optional, as the user may lack permission."""
         with contextlib.suppress(ResponseError):
             self.request("CLIENT", "SETNAME", name, deadline=deadline)
         with contextlib.suppress(ResponseError):
@@ -158,16 +159,16 @@ class Node:
 def _connection(options: Mapping[str, Any], timeout: float) -> Any:
     kind: type[AbstractConnection] = options.get("connection_class", Connection)
     given = {key: value for key, value in options.items() if key != "connection_class"}
-    # RESP2 has no messages out of turn, and every Redis that knows streams speaks it.
+    # RESP2 has no push messages between answers, and every Redis version with streams supports it.
     return kind(**given, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout)
 
 
 def _tls_verdict(options: Mapping[str, Any], error: Exception) -> str | None:
-    """Why a connection broke at once that got as far as to a handshake."""
+    """Why a connection broke during the TLS handshake."""
     if options.get("connection_class") is not SSLConnection:
         return None
     if isinstance(error, RedisTimeout):
-        # It may hang as well, so this may pass.
+        # The server may only be slow, so a later try may succeed.
         raise DestinationDown(f"{error} over TLS; does it offer TLS on this port?") from error
     context = tls_context(options["ssl_ca_certs"], options["ssl_certfile"], options["ssl_keyfile"])
     context.check_hostname = options["ssl_check_hostname"]
@@ -196,7 +197,7 @@ class Servers:
         self._slots: dict[int, Address] = {}
 
     def address_of(self, stream: str) -> Address | None:
-        """Where the stream lives; None stands for the first server that answers."""
+        """The server of the stream; None for the first server that answers."""
         if not self._slots:
             return self._home
         return self._slots.get(key_slot(stream.encode()), self._home)
@@ -209,24 +210,24 @@ class Servers:
             node = self._nodes[address] = self._connect(self._options_for(address), deadline)
         return address, node
 
-    def learn(self, moved: Iterable[MovedError], deadline: float) -> None:
-        """Where slots are now: all that a server knows, and on top of it what we were told just now."""
+    def update_slots(self, moved: Iterable[MovedError], deadline: float) -> None:
+        """Read the slot table from a server, then apply the MOVED errors, which are newer."""
         home, node = self._open_home(deadline)
         try:
             for first, last, master, *_ in node.request("CLUSTER", "SLOTS", deadline=deadline):
                 address = Address((master[0] or b"").decode() or home.host, master[1])
                 self._slots.update(dict.fromkeys(range(first, last + 1), address))
         except ResponseError:
-            pass  # a user that may write need not be allowed to ask; each MOVED teaches one slot
+            pass  # the user may lack permission; then each MOVED error updates one slot
         for error in moved:
             self._slots[error.slot_id] = address_in(error, home)
-        # A server that was configured may be the one that fails; then another one knows where the slots went.
+        # If the configured servers fail, another node of the cluster can report where the slots moved.
         for address in set(self._slots.values()):
             self._seeds.setdefault(address, self._options_for(address))
 
     def drop_stale(self) -> None:
-        """Forget connections that the other side closed while nothing was under way."""
-        self._nodes = {address: node for address, node in self._nodes.items() if node.still_there()}
+        """Drop connections that a server closed while they were idle."""
+        self._nodes = {address: node for address, node in self._nodes.items() if node.is_connected()}
 
     def check(self, deadline: float) -> None:
         self.drop_stale()
@@ -235,7 +236,7 @@ class Servers:
             node.check(deadline)
 
     def start_over(self) -> None:
-        """Let go of all, and begin with another server next time, if there are several."""
+        """Close all connections and try another server first next time, if there are several."""
         self.close()
         first = next(iter(self._seeds))
         self._seeds[first] = self._seeds.pop(first)
@@ -271,5 +272,5 @@ class Servers:
 
 
 def address_in(redirect: AskError, asked: Address) -> Address:
-    """A server that does not know its own name leaves it out: then it is the host that was asked."""
+    """The address in a redirect. A server that does not know its own host name omits it; then it is `asked`'s host."""
     return Address(redirect.host.strip("?") or asked.host, redirect.port)

@@ -1,4 +1,4 @@
-"""What goes over the wire to Redis and what the answers mean: no I/O here.
+"""How messages are encoded for Redis and what the answers mean, without I/O.
 
 Stream = topic. The fields of an entry: `id`, `payload`, `partition_key` when there is a key, `h:<name>` per header.
 """
@@ -15,13 +15,13 @@ from outspark.outcome import Dead, Outcome, Retry, TopicFault
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
 MAX_VALUE: Final = 512 * 1024 * 1024
-"""Redis hangs up on a value over its proto-max-bulk-len. This is the default of that setting."""
+"""Redis closes the connection on a value over its proto-max-bulk-len. This is the default of that setting."""
 
 _REMEMBERED_STREAMS = 10_000
 
-# The event's own stream is at fault: other streams go on.
+# Faults of the event's own stream: other streams still accept messages.
 _STREAM_AT_FAULT: dict[str, tuple[TopicFault, str]] = {
-    "WRONGTYPE": ("missing", "the key holds something else than a stream; rename or delete it"),
+    "WRONGTYPE": ("missing", "the key holds another type than a stream; rename or delete it"),
     "NOPERM": ("forbidden", "the user may not write to it; grant it XADD on this key"),
 }
 _REMEDIES = {"OOM": "free memory or raise maxmemory"}
@@ -30,22 +30,22 @@ _DESTINATION_AT_FAULT = {
     "READONLY",  # a replica
     "LOADING",  # just started
     "MASTERDOWN",  # a replica that lost its master
-    "CLUSTERDOWN",  # no majority, or a slot that nobody serves
+    "CLUSTERDOWN",  # no majority, or a slot without a server
     "MISCONF",  # the disk refuses to persist
     "NOREPLICAS",  # fewer replicas than min-replicas-to-write
     "BUSY",  # a script blocks the server
-    "TRYAGAIN",  # a slot is on the move
+    "TRYAGAIN",  # a slot is being moved
     "MOVED",
     "ASK",
 }
-# Neither the stream nor the moment: this server or this user knows no XADD at all.
+# Permanent and for all streams: the server does not know XADD, or the user may not call it.
 _NO_XADD = ("unknown command", "no permissions to run")
 
 
 class Encoder:
-    """Turns messages into XADD commands as Redis reads them.
+    """Encodes messages as XADD commands in the Redis protocol.
 
-    Packed by hand: with the client's own packing it was the most expensive step of a batch.
+    The client's own encoder was the most expensive step of a batch, so this one replaces it.
     """
 
     def __init__(self, maxlen: int | None, exact: bool, max_payload: int | None) -> None:
@@ -56,7 +56,7 @@ class Encoder:
         self._heads: dict[str, bytes] = {}
 
     def encode(self, message: Message) -> bytes | Dead:
-        """Dead when Redis could never take it: sending it would break the connection for the others."""
+        """Dead if Redis could never accept the message: sending it would break the connection for the others."""
         payload = message.payload
         if len(payload) > self._max_payload:
             return Dead(f"payload of {len(payload)} bytes is over the limit of {self._max_payload}")
@@ -67,7 +67,7 @@ class Encoder:
 
     def _xadd(self, message: Message, payload: bytes) -> bytes:
         topic, event_id = message.topic, message.id.encode()
-        head = self._heads.get(topic) or self._learn(topic)
+        head = self._heads.get(topic) or self._add_head(topic)
         words = self._words + 4
         tail = b""
         if message.key is not None:
@@ -89,7 +89,7 @@ class Encoder:
             tail,
         )
 
-    def _learn(self, topic: str) -> bytes:
+    def _add_head(self, topic: str) -> bytes:
         head = _value(topic.encode()) + self._after_stream
         if len(self._heads) >= _REMEMBERED_STREAMS:
             self._heads.clear()
@@ -98,10 +98,10 @@ class Encoder:
 
 
 def outcome(error: ResponseError, stream: str) -> Outcome:
-    """What a refusal of one XADD means for its message."""
+    """The outcome of the message whose XADD was refused."""
     code = code_of(error)
     if refuses_xadd(error):
-        return Retry(f"Redis takes no XADD from us: {error}", counted=False)
+        return Retry(f"Redis refuses XADD: {error}", counted=False)
     if found := _STREAM_AT_FAULT.get(code):
         fault, remedy = found
         return Retry.of_topic(fault, f"stream {stream!r}: {remedy} ({code})")
@@ -109,11 +109,11 @@ def outcome(error: ResponseError, stream: str) -> Outcome:
 
 
 def said(error: ResponseError) -> str:
-    """What Redis said, with its code, and what to do where that helps."""
+    """The error's text with its code, and a remedy if there is one."""
     code, text = code_of(error), str(error)
-    told = text if text.startswith(code) or code == "ERR" else f"{code} {text}"
+    message = text if text.startswith(code) or code == "ERR" else f"{code} {text}"
     remedy = _REMEDIES.get(code)
-    return f"{told.rstrip('.')}; {remedy}" if remedy else told
+    return f"{message.rstrip('.')}; {remedy}" if remedy else message
 
 
 def refuses_xadd(error: ResponseError) -> bool:
@@ -122,7 +122,7 @@ def refuses_xadd(error: ResponseError) -> bool:
 
 
 def code_of(error: ResponseError) -> str:
-    """The client cuts off the codes that it knows and keeps them apart."""
+    """The error code. The client removes codes that it knows from the text and keeps them in `status_code`."""
     return error.status_code or str(error).partition(" ")[0]
 
 

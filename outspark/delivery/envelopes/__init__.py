@@ -1,4 +1,4 @@
-"""Envelopes: the form in which a destination gets its events, where the bare payload is not enough."""
+"""Envelopes wrap the payload of an event in the format that a destination needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EventInvalid when this event cannot be wrapped."""
 
 
 def make_envelope(settings: DestinationSettings, source: str) -> Envelope | None:
-    """What wraps the events of `source` for this destination; None where they go out as they are."""
+    """The envelope for events of `source` to this destination; None if payloads are sent as they are."""
     uri = settings.envelope_source or f"/outspark/{quote(source, safe='')}"
     content_type, version = settings.envelope_content_type, settings.envelope_schema_version
     match settings.envelope:

@@ -1,6 +1,6 @@
-"""CloudEvents 1.0: in binary mode the attributes are headers, in structured mode all is one JSON document.
+"""CloudEvents 1.0: binary mode has the attributes in headers, structured mode has everything in one JSON document.
 
-The header names of binary mode are those of the protocol bindings for Kafka, NATS, AMQP and HTTP.
+In binary mode the header names follow the protocol bindings for Kafka, NATS, AMQP and HTTP.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Binding:
     escaped: bool = False
     """Values are percent-encoded, because the protocol's headers are ASCII."""
     names_content_type: bool = False
-    """`datacontenttype` is an attribute like the others, besides the protocol's own content type."""
+    """`datacontenttype` is also sent as an attribute, besides the protocol's own content type."""
 
 
 _BINDINGS: dict[DestinationType, Binding] = {
     "kafka": Binding("ce_"),
     "nats": Binding("ce-", escaped=True, names_content_type=True),
-    # The binding prefers the underscore to its older "cloudEvents:", which JMS cannot read.
+    # The AMQP binding recommends the underscore over the older "cloudEvents:", which JMS does not allow.
     "rabbitmq": Binding("cloudEvents_"),
     "http": Binding("ce-", escaped=True),
 }
@@ -91,7 +91,7 @@ class Structured:
 
 
 def _document(attributes: dict[str, str], kind: str | None, payload: bytes) -> bytes:
-    """What is declared as JSON but is none goes as base64 too: the event is delivered as it is, not judged."""
+    """A payload that is declared as JSON but is not valid is sent as base64, too: the event is delivered unchanged."""
     if (kind is None or is_json_type(kind)) and embedding.is_json(payload):
         attributes["datacontenttype"] = kind or "application/json"
         return embedding.embed(attributes, "data", payload)
@@ -101,7 +101,7 @@ def _document(attributes: dict[str, str], kind: str | None, payload: bytes) -> b
 
 
 def _attributes(event: Event, message: Message, source: str) -> dict[str, str]:
-    """Every attribute, checked. Those that name the event are the envelope's, whatever the event's headers say."""
+    """All attributes, checked. Headers of the event cannot override id, source, type and time."""
     own = {
         "specversion": "1.0",
         "id": message.id,
@@ -114,7 +114,9 @@ def _attributes(event: Event, message: Message, source: str) -> dict[str, str]:
         if not value:
             raise EventInvalid(f"CloudEvents attribute {name!r} is empty")
         if _FORBIDDEN.search(value):
-            raise EventInvalid(f"CloudEvents attribute {name!r} holds a character that the standard forbids")
+            raise EventInvalid(
+                f"CloudEvents attribute {name!r} contains a character that the standard forbids"
+            )
     return attributes
 
 
@@ -131,12 +133,12 @@ def _extensions(message: Message) -> dict[str, str]:
 
 
 def _given(headers: Mapping[str, str]) -> dict[str, str]:
-    """Attributes that the event brings along: its header `ce_subject` (or `ce-subject`) is the subject."""
+    """Attributes from the event's headers: `ce_subject` or `ce-subject` becomes the attribute `subject`."""
     given = {name[3:].lower(): value for name, value in headers.items() if _is_attribute(name)}
     for name in given:
         if name == "data" or not _NAME.fullmatch(name):
             raise EventInvalid(
-                f"header 'ce_{name}' names no CloudEvents attribute: letters and digits only, and not 'data'"
+                f"header 'ce_{name}' is not a CloudEvents attribute: letters and digits only, and not 'data'"
             )
     return given
 

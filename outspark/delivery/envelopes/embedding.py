@@ -1,4 +1,4 @@
-"""JSON payloads put into a JSON document byte by byte, so that numbers keep their digits and keys their order."""
+"""Copies JSON payloads into a JSON document byte by byte, so that numbers and the order of keys do not change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether it is one JSON value in UTF-8, by the letter of RFC 8259."""
+    """Whether the payload is one JSON value in UTF-8, strictly after RFC 8259."""
     try:
         _DECODER.decode(payload.decode())
     except (ValueError, RecursionError):
@@ -16,9 +16,9 @@ def is_json(payload: bytes) -> bool:
 
 
 def embed(fields: Mapping[str, object], name: str, payload: bytes) -> bytes:
-    """The fields as a JSON object, with the payload, which must be JSON, as its last member."""
+    """Return the fields as a JSON object with the payload as its last member; the payload must be JSON."""
     head = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    # A lone surrogate has no UTF-8 form; its backslash escape is what JSON would have written anyway.
+    # A lone surrogate cannot be encoded as UTF-8; its backslash escape is valid in JSON.
     return b'%s,"%s":%s}' % (head[:-1].encode(errors="backslashreplace"), name.encode(), payload)
 
 
@@ -26,5 +26,5 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-# Nobody looks at the numbers, and Python would refuse to convert the very long ones.
+# The numbers are not used, and Python would refuse to convert very long ones.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse)

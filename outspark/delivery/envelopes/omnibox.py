@@ -1,6 +1,6 @@
-"""omni-box's envelopes. What its table has columns for is read from there, or from headers of the same names.
+"""omni-box's envelopes. Their fields come from columns of the table, or from headers of the same names.
 
-The headers `event_id` and `event_type` are set as omni-box's own relay sets them, for its consumers look there.
+The headers `event_id` and `event_type` are set as by omni-box's own relay, because its consumers read them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHEN_PRESENT = ("trace_id", "correlation_id", "causation_id")
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersioned:
-    """Schema version and payload. An event without a version has null, unless there is one for all."""
+    """Schema version and payload. Without a version in the event it is the configured one, or null."""
 
     schema_version: str | None
 
@@ -32,7 +32,7 @@ class SchemaVersioned:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """All that describes the event, and its payload."""
+    """All fields that describe the event, and its payload."""
 
     schema_version: str
 
@@ -52,14 +52,14 @@ class Full:
 
 def _needed(field: str, value: str | None) -> str:
     if not value:
-        instead = " and no key to take its place" if field == "aggregate_id" else ""
+        instead = " and no key to use instead" if field == "aggregate_id" else ""
         raise EventInvalid(f"the full envelope needs the header {field!r}, and the event has none{instead}")
     return value
 
 
 def _wrapped(event: Event, message: Message, fields: dict[str, str | None]) -> Message:
     if not embedding.is_json(message.payload):
-        raise EventInvalid("the payload is not JSON in UTF-8, and the envelope has no other place for it")
+        raise EventInvalid("the payload is not JSON in UTF-8, and the envelope cannot contain anything else")
     headers = {**message.headers, "event_id": message.id, "event_type": event.type}
     return replace(
         message,

@@ -1,1 +1,1 @@
-"""From a broker into the inbox table."""
+"""Intake: consumes messages from a broker and accepts them into the inbox table."""

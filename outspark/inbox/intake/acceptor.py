@@ -1,4 +1,4 @@
-"""Taking messages in: one INSERT a batch, and one outcome a message. What is there already is a duplicate."""
+"""Accepts messages into the inbox table: one INSERT a batch, one outcome a message, duplicates skipped."""
 
 from __future__ import annotations
 
@@ -32,33 +32,34 @@ from outspark.observability.metrics import INBOX_ACCEPTED_TOTAL, Tally
 
 log = logging.getLogger(__name__)
 
-# Whatever the database's default is: who waited for others has to see what they took in.
+# Whatever the database's default is: after a wait for another consumer's locks, this one must see that one's rows.
 ISOLATE = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 ASYNC_COMMIT = "SET LOCAL synchronous_commit = off"
 
-# The smallest thing that a commit waits for.
+# The smallest write for which a commit waits until it is on disk.
 FLUSH = """\
 -- Write to the log, so that all before it is on disk when this returns
 SELECT pg_logical_emit_message(true, 'outspark', '')"""
 
-# What single messages can do to a statement: no JSON, a number out of range, nesting too deep, whatever jsonb minds.
-_UNFIT = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
+# Errors that a single message can cause in a statement: invalid JSON, a number out of range, too deep nesting.
+_BODY_ERRORS = (psycopg.DataError, psycopg.errors.StatementTooComplex, psycopg.errors.ProgramLimitExceeded)
 
-TOLD = 5
-"""Places in a line about dead messages."""
-LARGE = 32
-"""Messages in a batch from which on it pays to look up first which are there, and then to insert the others simply."""
+MAX_LOGGED = 5
+"""Broker positions in one log line about dead messages."""
+MIN_LOOKUP_BATCH = 32
+"""From this batch size on it is faster to look up known messages first and to insert the others without ON CONFLICT."""
 
-CROWDED = 20
-"""Batches in which to reckon with others who take in the same messages, after we met one."""
+CONTENDED_BATCHES = 20
+"""After a conflict with another consumer, this many batches keep ON CONFLICT in their INSERT."""
 
 
 class Acceptor:
-    """Takes in messages for one consumer group on one connection.
+    """Accepts messages for one consumer group on one connection.
 
-    Where `conn` is in no transaction a call of `accept` is one, committed when it returns; otherwise it is a part of
-    the caller's. A batch is taken in as a whole or, when the database fails, not at all.
+    If `conn` is not in a transaction, each call of `accept` is a transaction of its own, committed on return;
+    otherwise the call is part of the caller's transaction. A batch is accepted as a whole or, if the database fails,
+    not at all.
     """
 
     def __init__(
@@ -82,18 +83,18 @@ class Acceptor:
         self._partitioned_dedup = PartitionedDedup(self._lookup)
         ahead = self._lookup.rows(self._sql.ahead, {})
         self._after = time_after(ahead[0][0]) if ahead else None
-        """When the next batch comes at the earliest: the database's clock may go back, where a standby takes over."""
+        """Row ids of the next batch start after this time: the clock may go back when a standby takes over."""
         self._check_first = False
-        """Look into bodies before PostgreSQL does, because some were no JSON of late."""
+        """Parse bodies before the INSERT, because a recent batch had one that is not JSON."""
         self._async_commit = False
-        self._crowded = 0
+        self._contended = 0
 
     def accept(self, messages: Sequence[Received], *, async_commit: bool = False) -> list[Accepted]:
-        """One outcome a message, in their order.
+        """Return one outcome per message, in order.
 
-        With `async_commit` the commit does not wait for the disk: a crash of the server, which ends the session too,
-        may undo it until a later commit is on disk. Without it, every row that the outcomes speak of is on disk, also
-        one that another consumer accepted with `async_commit`.
+        With `async_commit` the commit does not wait for the disk: until a later commit is on disk, a crash of the
+        server may undo it, and that crash also ends this session. Without `async_commit`, every row behind an outcome
+        is on disk, including rows that another consumer accepted with `async_commit`.
         """
         if not messages:
             return []
@@ -101,7 +102,8 @@ class Acceptor:
         try:
             outcomes = self._accept(messages)
         except psycopg.errors.CheckViolation as error:
-            # A constraint has a name. Without one, a partition went that we thought was there: nothing was taken in.
+            # A violated constraint has a name. Without a name, the row's partition is missing: it was dropped after
+            # the partitions were read. The statement inserted nothing, so the batch can be accepted again.
             if error.diag.constraint_name or not self._partitioned_dedup.forget():
                 raise
             outcomes = self._accept(messages)
@@ -110,49 +112,52 @@ class Acceptor:
             psycopg.errors.DeadlockDetected,
             psycopg.errors.SerializationFailure,
         ):
-            # Somebody took in the same messages at the same time, and is through by now.
-            self._crowded = CROWDED
+            # Another consumer accepted the same messages concurrently. Its transaction has ended by now, so its rows
+            # are found as duplicates.
+            self._contended = CONTENDED_BATCHES
             outcomes = self._accept(messages)
-        self._crowded = max(self._crowded - 1, 0)
+        self._contended = max(self._contended - 1, 0)
         self._count(messages, outcomes)
         return outcomes
 
     def flush(self) -> None:
-        """Make safe all that was accepted lazily."""
+        """Wait until every row that was accepted with `async_commit` is on disk."""
         with self.conn.transaction():
             self.conn.execute(FLUSH)
 
     def unsettled(self, message_ids: Sequence[str]) -> set[str]:
-        """Which of these messages are accepted and not at their end."""
+        """Return those of these messages that are accepted and neither completed nor dead."""
         return self._lookup.open_messages(message_ids)
 
     def _accept(self, messages: Sequence[Received]) -> list[Accepted]:
         try:
             return self._try(messages)
-        except _UNFIT:
+        except _BODY_ERRORS:
             if self._check_first:
                 raise
+            # PostgreSQL does not say which message is at fault, so the second try parses every body first.
             self._check_first = True
             return self._try(messages)
 
     def _try(self, messages: Sequence[Received]) -> list[Accepted]:
-        alone = self.conn.info.transaction_status is TransactionStatus.IDLE
+        own_transaction = self.conn.info.transaction_status is TransactionStatus.IDLE
         with self.conn.transaction():
-            if alone and self.partitioned:
+            if own_transaction and self.partitioned:
                 self.conn.execute(ISOLATE)
             if self._async_commit:
                 self.conn.execute(ASYNC_COMMIT)
             batch = self._read(messages)
-            wrote = self._take_in(batch)
+            wrote = self._accept_new(batch)
             if not wrote and not self._async_commit:
-                # A commit with nothing to write waits for nothing, though these are duplicates of rows that may not
-                # be on disk yet: whoever took them in lost their partition before it told the broker, say.
+                # The messages are duplicates of rows that may not be on disk yet, for example of a consumer that lost
+                # the partition before it committed offsets. A transaction without a write does not wait for the disk
+                # at commit, so this one writes.
                 self.conn.execute(FLUSH)
         return [batch.outcomes[index] for index in range(len(messages))]
 
     def _read(self, messages: Sequence[Received]) -> IncomingBatch:
         previews = list(map(self.reader.preview, messages))
-        known = self._known([one.message_id for one in previews]) if self._looks_up(messages) else {}
+        known = self._known([one.message_id for one in previews]) if self._uses_lookup(messages) else {}
         read = self.reader.read
         incoming = {
             index: read(message, previews[index])
@@ -165,24 +170,27 @@ class Acceptor:
             batch.check()
         return batch
 
-    def _take_in(self, batch: IncomingBatch) -> bool:
-        """Is there anything new?"""
+    def _accept_new(self, batch: IncomingBatch) -> bool:
+        """Insert the new messages of the batch and decide every outcome; return whether there are any."""
         if self.partitioned:
-            self._partitioned_dedup.mark_strays(batch)
+            self._partitioned_dedup.mark_unpartitioned(batch)
             self._partitioned_dedup.drop_known(batch)
         new = self._insert(batch, list(batch.incoming))
         self._decide(batch, new)
         return bool(new)
 
     def _insert(self, batch: IncomingBatch, indexes: list[int]) -> dict[str, str]:
-        """Messages that are new, and their rows' ids. What PostgreSQL refuses is found by halving, and kept as dead."""
+        """Return the new messages' ids and the ids of their rows.
+
+        A message that PostgreSQL refuses is found by halving the batch, and is inserted as dead.
+        """
         if not indexes:
             return {}
         try:
-            # Only what is looked for among the others needs a way back.
+            # Only the search for a refused message needs savepoints.
             with self.conn.transaction() if self._check_first else nullcontext():
                 return self._insert_all([batch.incoming[index] for index in indexes], batch)
-        except _UNFIT as error:
+        except _BODY_ERRORS as error:
             if not self._check_first:
                 raise
             if len(indexes) > 1:
@@ -191,14 +199,16 @@ class Acceptor:
             [index] = indexes
             if batch.incoming[index].error is not None:
                 raise
-            reason = f"PostgreSQL does not take its body: {error.diag.message_primary}"
+            reason = f"PostgreSQL refuses the body: {error.diag.message_primary}"
             batch.incoming[index] = batch.incoming[index].refused(batch.messages[index].body, reason)
             return self._insert(batch, indexes)
 
     def _insert_all(self, incoming: Sequence[Incoming], batch: IncomingBatch) -> dict[str, str]:
         rows = parameters(incoming, self.settings, self._after)
-        looked_up = self._looks_up(batch.messages) and not rows["idempotency_keys"].items
-        if looked_up and not self._crowded and not self._check_first:
+        looked_up = self._uses_lookup(batch.messages) and not rows["idempotency_keys"].items
+        # After a lookup a plain INSERT without ON CONFLICT is enough. If another consumer inserts one of the messages
+        # in between, the INSERT fails with a UniqueViolation and `accept` repeats the batch.
+        if looked_up and not self._contended and not self._check_first:
             [[ids]] = self._lookup.rows(self._sql.accept_new, rows)
             new = {one.message_id: id_at(ids, index) for index, one in enumerate(incoming)}
         else:
@@ -208,6 +218,7 @@ class Acceptor:
         return new
 
     def _decide(self, batch: IncomingBatch, new: Mapping[str, str]) -> None:
+        # A message that was not inserted is a duplicate by its id or by its idempotency key.
         by_key = [
             one.message_id
             for one in batch.incoming.values()
@@ -216,26 +227,26 @@ class Acceptor:
         known = self._lookup.known_messages(by_key) if by_key else set()
         for index, one in batch.incoming.items():
             if one.message_id in new:
-                batch.outcomes[index] = batch.kept(index, one, new[one.message_id])
+                batch.outcomes[index] = batch.inserted(index, one, new[one.message_id])
             elif one.idempotency_key is None or one.message_id in known:
                 batch.outcomes[index] = SAME_MESSAGE
             else:
                 batch.outcomes[index] = SAME_KEY
         batch.incoming.clear()
 
-    def _looks_up(self, messages: Sequence[Received]) -> bool:
-        return len(messages) >= LARGE
+    def _uses_lookup(self, messages: Sequence[Received]) -> bool:
+        return len(messages) >= MIN_LOOKUP_BATCH
 
     def _known(self, message_ids: Sequence[str]) -> dict[int, Accepted]:
-        """Those that are there already, by their ids alone: the rest of them need not be read."""
+        """Find duplicates by message id alone; the acceptor does not read the rest of such a message."""
         known = self._lookup.known_messages(message_ids)
         return {index: SAME_MESSAGE for index, id in enumerate(message_ids) if id in known}
 
     def _count(self, messages: Sequence[Received], outcomes: Sequence[Accepted]) -> None:
         words = Counter([outcome.word for outcome in outcomes])
         self._check_first = words["refused"] > 0
-        for said, count in words.items():
-            self.tally.add(INBOX_ACCEPTED_TOTAL, count, group=self.settings.group, outcome=said)
+        for word, count in words.items():
+            self.tally.add(INBOX_ACCEPTED_TOTAL, count, group=self.settings.group, outcome=word)
         if not words.keys() & {Refused.word, OutOfPartitions.word}:
             return
         dead = [
@@ -243,14 +254,18 @@ class Acceptor:
             for message, outcome in zip(messages, outcomes, strict=True)
             if isinstance(outcome, Refused | OutOfPartitions)
         ]
-        extra = {"count": len(dead), "places": [index for index, _ in dead[:TOLD]], "error": dead[0][1].error}
-        log.error("messages are dead", extra={"group": self.settings.group, **extra})
+        extra = {
+            "count": len(dead),
+            "positions": [position for position, _ in dead[:MAX_LOGGED]],
+            "error": dead[0][1].error,
+        }
+        log.error("messages were accepted as dead", extra={"group": self.settings.group, **extra})
 
 
 def parameters(
     incoming: Sequence[Incoming], settings: AcceptSettings, after: datetime | None = None
 ) -> dict[str, Any]:
-    """Those of the statement that takes in messages, for one batch, which comes after this time."""
+    """Return the parameters of the accept statements for one batch; its row ids start after time `after`."""
     return {
         "after": after,
         "group": settings.group,
@@ -271,5 +286,5 @@ def parameters(
 
 
 def _rare(column: list[str | None]) -> Texts:
-    """Most batches have nothing in such a column: then no value is sent, and `unnest` fills it up with NULL."""
+    """Most batches have no value in such a column: then an empty array is sent, and `unnest` fills it with NULL."""
     return Texts(column if any(column) else [])

@@ -1,4 +1,4 @@
-"""A batch of messages on its way into an inbox, and what becomes of each."""
+"""A batch of messages to be accepted into an inbox, and the outcome of each message."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from outspark.inbox.intake.message import Incoming
 @dataclass(frozen=True, slots=True)
 class New:
     word: ClassVar[str] = "new"
-    """For metrics."""
+    """The value of the metric's label `outcome`."""
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The group has it already, by its id or by an idempotency key that another message brought."""
+    """The group has this message already, or another message with the same idempotency key."""
 
     by: Literal["message_id", "idempotency_key"]
 
@@ -33,7 +33,7 @@ SAME_MESSAGE, SAME_KEY = Duplicate("message_id"), Duplicate("idempotency_key")
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It can never be handled, so it is kept as dead, with its body as it is."""
+    """The message can never be handled, so it is stored as dead, with its body unchanged."""
 
     word: ClassVar[str] = "refused"
     id: str
@@ -42,7 +42,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class OutOfPartitions:
-    """No partition holds its time. It is kept as dead in the present one, and may be requeued."""
+    """No partition covers the message's time. It is stored as dead in the current partition and may be requeued."""
 
     word: ClassVar[str] = "out_of_partitions"
     id: str
@@ -54,16 +54,16 @@ Accepted = New | Duplicate | Refused | OutOfPartitions
 
 @dataclass(slots=True)
 class IncomingBatch:
-    """Messages by their place in the batch: those that nothing is decided about, and outcomes of the others."""
+    """Messages by index in the batch: `incoming` has those that are not decided yet, `outcomes` the others."""
 
     messages: Sequence[Received]
     incoming: dict[int, Incoming]
     outcomes: dict[int, Accepted] = field(default_factory=dict)
-    strays: set[int] = field(default_factory=set)
-    """Those whose own time no partition holds."""
+    unpartitioned: set[int] = field(default_factory=set)
+    """Messages whose own time no partition covers."""
 
     def check(self) -> None:
-        """Find bodies that are no JSON; their messages are dead from the start."""
+        """Find bodies that are not JSON; their messages are stored as dead."""
         self.incoming = {index: one.checked() for index, one in self.incoming.items()}
 
     def decide(self, index: int, outcome: Accepted) -> None:
@@ -71,7 +71,7 @@ class IncomingBatch:
         del self.incoming[index]
 
     def drop_repeated(self, by: Literal["message_id", "idempotency_key"]) -> None:
-        """Within a batch the first one counts."""
+        """Of several messages with the same id or key in one batch, the first is kept."""
         seen: set[str] = set()
         for index, one in list(self.incoming.items()):
             name = one.message_id if by == "message_id" else one.idempotency_key
@@ -80,8 +80,8 @@ class IncomingBatch:
             elif name is not None:
                 seen.add(name)
 
-    def kept(self, index: int, one: Incoming, id: str) -> Accepted:
-        """What a message is that has its row now, under this id."""
+    def inserted(self, index: int, one: Incoming, id: str) -> Accepted:
+        """The outcome of a message whose row was inserted with this id."""
         if one.error is None:
             return New(id)
-        return OutOfPartitions(id, one.error) if index in self.strays else Refused(id, one.error)
+        return OutOfPartitions(id, one.error) if index in self.unpartitioned else Refused(id, one.error)

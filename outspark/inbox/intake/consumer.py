@@ -1,4 +1,4 @@
-"""From a broker's feed into the inbox: poll, accept, and tell the broker, in the order that the strategy asks for."""
+"""Consumes messages from a feed: poll, accept into the inbox, acknowledge, in the order that the strategy asks for."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from outspark.inbox.intake.batch import Accepted
 from outspark.observability.causes import Causes, Trouble
 from outspark.observability.metrics import INBOX_INTAKE_FAILURES_TOTAL, Tally
 
-LAZY_BATCHES = 3
-"""In a flood, those whose commit does not wait for the disk, before one that does."""
+ASYNC_BATCHES = 3
+"""While full batches arrive, this many commit without waiting for the disk before one that waits."""
 
 
 @dataclass(slots=True)
-class _Run:
-    """Messages of one batch and one partition, in their order, and the ids of those that are not at their end."""
+class _Pending:
+    """Messages of one batch and one partition, in order, and the ids of those that are neither completed nor dead."""
 
     messages: list[Received]
     open: set[str]
 
 
 class Intake:
-    """Takes in from one feed. `run_once` polls once; what is not committed by then comes again after a restart.
+    """Consumes messages from one feed. `run_once` polls once; the broker redelivers what was not acknowledged.
 
-    In a flood the next batch is polled while the database takes the one before, by a thread of its own, which `close`
-    ends. The feed is to be closed after that.
+    While full batches arrive, a thread polls the next batch while the database accepts the current one. `close` ends
+    that thread; the caller closes the feed after it.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class Intake:
         self._strategy = strategy
         self._batch_size = batch_size
         self._max_open = max_open
-        self._kept: list[Received] = []
-        """Accepted lazily: the broker hears of them once they are safe."""
+        self._unacknowledged: list[Received] = []
+        """Accepted without waiting for the disk; they are acknowledged after a commit that waited."""
         self._batch: Sequence[Received] = ()
-        """Polled and not accepted yet: the feed would not give it again."""
+        """Polled and not accepted yet. The feed does not return it a second time, so it is kept here after an error."""
         self._ahead: Future[Sequence[Received]] | None = None
-        """The next batch, polled while the one before was accepted."""
+        """The poll for the next batch, running while the current one is accepted."""
         self._poller = ThreadPoolExecutor(1, "outspark intake")
-        self._runs: dict[tuple[str, int], deque[_Run]] = {}
-        """What waits for its end, by partition."""
+        self._pending: dict[tuple[str, int], deque[_Pending]] = {}
+        """Accepted messages whose handlers have not finished, by partition, in order."""
 
     @property
     def open(self) -> int:
-        """Messages that are kept, and that the broker has not heard of because they are not at their end."""
-        return sum(len(run.messages) for runs in self._runs.values() for run in runs)
+        """Number of accepted messages that are not acknowledged because their handlers have not finished."""
+        return sum(len(one.messages) for queue in self._pending.values() for one in queue)
 
     def run_once(self, timeout: float = 0.0) -> list[Accepted]:
-        """Take in what the feed has, at most a batch. After an error the same batch is tried again."""
+        """Poll the feed and accept at most one batch. After an error the next call accepts the same batch again."""
         self._commit_final()
         if not self._batch:
             if self.open >= self._max_open:
@@ -81,103 +81,108 @@ class Intake:
             return []
         messages, acknowledge = self._batch, self._strategy.acknowledge
         if acknowledge == "first":
+            # At most once: the broker must not redeliver, whatever happens to the batch from here on.
             self._feed.commit(messages)
         flood = acknowledge == "kept" and len(messages) == self._batch_size
-        async_commit = flood and self._may_be_lazy()
+        async_commit = flood and self._may_commit_async()
         if flood and self._ahead is None:
             self._ahead = self._poller.submit(self._feed.poll, self._batch_size, 0.0)
+        # A feed is for one thread at a time, so nothing else calls the feed until the poller is done.
         try:
             outcomes = self._acceptor.accept(messages, async_commit=async_commit)
         finally:
             self._await_poller()
         self._batch = ()
         if acknowledge == "kept":
-            self._kept += messages
+            self._unacknowledged += messages
             if not async_commit:
-                self._tell()
+                self._acknowledge()
         elif acknowledge == "final":
-            self._await_end(messages)
+            self._add_pending(messages)
             self._commit_final()
         return outcomes
 
     def flush(self) -> None:
-        """Make safe what was accepted lazily, and tell the broker."""
-        if self._kept:
+        """Wait until every accepted message is on disk, then acknowledge them all."""
+        if self._unacknowledged:
             self._acceptor.flush()
-            self._tell()
+            self._acknowledge()
 
     def close(self) -> None:
         self._poller.shutdown()
 
     def _poll(self, timeout: float) -> Sequence[Received]:
-        """Before it waits for more, the broker hears of what it may be waiting for itself."""
+        """Acknowledge before waiting: a broker with a limit on unacknowledged messages may be waiting for that."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (found := ahead.result()):
             return found
-        if self._kept:
+        if self._unacknowledged:
             if found := self._feed.poll(self._batch_size, 0.0):
                 return found
             self.flush()
         return self._feed.poll(self._batch_size, timeout)
 
     def _await_poller(self) -> None:
-        """Until the feed may be called again. What the poll failed with comes out of the next one."""
+        """Wait until the feed may be called again. The next `_poll` raises the error of a failed poll."""
         if self._ahead is not None:
             wait([self._ahead])
 
-    def _may_be_lazy(self) -> bool:
-        """In a flood one commit in a few waits for the disk, and makes those before it safe with it.
+    def _may_commit_async(self) -> bool:
+        """While full batches arrive, one commit in a few waits for the disk, which covers the commits before it.
 
-        If the server crashes first, the session is lost, and with it this intake: the feed starts anew, and gives again
-        all that it was not told of.
+        If the server crashes before, the session and this intake are lost: the consumer opens the feed again, and the
+        broker redelivers every message that was not acknowledged.
         """
-        return len(self._kept) < LAZY_BATCHES * self._batch_size
+        return len(self._unacknowledged) < ASYNC_BATCHES * self._batch_size
 
-    def _tell(self) -> None:
-        kept, self._kept = self._kept, []
-        self._feed.commit_soon(kept)
+    def _acknowledge(self) -> None:
+        messages, self._unacknowledged = self._unacknowledged, []
+        self._feed.commit_soon(messages)
 
-    def _await_end(self, messages: Sequence[Received]) -> None:
-        """Of duplicates too: whoever delivered them first may not have come to their end."""
+    def _add_pending(self, messages: Sequence[Received]) -> None:
+        """Duplicates wait too: the first delivery of the same message may still be in a handler's hands."""
         parts: defaultdict[tuple[str, int], list[Received]] = defaultdict(list)
         for message in messages:
             parts[message.log or message.topic, message.partition].append(message)
         for partition, part in parts.items():
             ids = {self._acceptor.reader.message_id(message) for message in part}
-            self._runs.setdefault(partition, deque()).append(_Run(part, ids))
+            self._pending.setdefault(partition, deque()).append(_Pending(part, ids))
 
     def _commit_final(self) -> None:
-        """In the order of each partition, because a commit speaks for all that came before."""
+        """Acknowledge finished messages in partition order: a commit of an offset covers all offsets before it."""
         while heads := self._heads():
-            still_open = self._acceptor.unsettled(sorted(set().union(*(run.open for run in heads))))
-            for run in heads:
-                run.open &= still_open
-            final = [message for run in heads if not run.open for message in run.messages]
+            still_open = self._acceptor.unsettled(sorted(set().union(*(head.open for head in heads))))
+            for head in heads:
+                head.open &= still_open
+            final = [message for head in heads if not head.open for message in head.messages]
             if not final:
                 return
             self._feed.commit(final)
 
-    def _heads(self) -> list[_Run]:
-        """The first of each partition that is not done with. What is not ours any more comes to its new owner."""
-        for partition, runs in list(self._runs.items()):
-            while runs and (not runs[0].open or not self._feed.owns(runs[0].messages[0])):
-                runs.popleft()
-            if not runs:
-                del self._runs[partition]
-        return [runs[0] for runs in self._runs.values()]
+    def _heads(self) -> list[_Pending]:
+        """The first unfinished batch of each partition.
+
+        Batches of a partition that this consumer lost are dropped: the broker redelivers them to the new owner.
+        """
+        for partition, queue in list(self._pending.items()):
+            while queue and (not queue[0].open or not self._feed.owns(queue[0].messages[0])):
+                queue.popleft()
+            if not queue:
+                del self._pending[partition]
+        return [queue[0] for queue in self._pending.values()]
 
 
 POLL_TIMEOUT = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
-# What may pass by itself; anything else is a fault of the settings, the table or ours, and comes out.
-_PASSING = (psycopg.OperationalError, psycopg.InterfaceError, FeedFailed, PartitionMissing)
+# Errors after which the consumer tries again; any other error is a fault of the settings, the table or Outspark.
+_TRANSIENT = (psycopg.OperationalError, psycopg.InterfaceError, FeedFailed, PartitionMissing)
 
 
 class Consumer:
-    """One consumer of one inbox. After a failure all is opened anew: what was not committed comes again.
+    """One consumer of one inbox. After a failure it opens connection and feed again; the broker redelivers.
 
-    `member` names it in its consumer group, and nobody else must have the same name at the same time.
+    `member` is its name in the consumer group; no other consumer may use the same name at the same time.
     """
 
     def __init__(
@@ -193,13 +198,13 @@ class Consumer:
         self.tally = tally or Tally()
         self._pause = FIRST_PAUSE
         self._causes = Causes() if causes is None else causes
-        self._failing = f"taking messages in failed; trying again: {settings.group}"
+        self._failing = f"consuming messages failed; trying again: {settings.group}"
 
     def run(self, stopping: Stopping) -> None:
         while not stopping.is_set():
             try:
                 self._run(stopping)
-            except _PASSING as error:
+            except _TRANSIENT as error:
                 self._causes.raise_(self._failing, " ".join(str(error).split()) or type(error).__name__)
                 self.tally.add(INBOX_INTAKE_FAILURES_TOTAL, group=self._settings.group)
                 stopping.wait(self._pause)
@@ -208,7 +213,7 @@ class Consumer:
     def _run(self, stopping: Stopping) -> None:
         settings = self._settings
         if settings.feed is None:
-            raise OutsparkError(f"the inbox of group {settings.group} has no feed to take messages from")
+            raise OutsparkError(f"the inbox of group {settings.group} has no feed to consume messages from")
         with ExitStack() as stack:
             conn = stack.enter_context(connect(settings.url.get_secret_value(), f"outspark {self._member}"))
             acceptor = Acceptor(conn, settings.table, settings, self.tally)
@@ -223,11 +228,11 @@ class Consumer:
             )
             stack.callback(intake.close)
             while not stopping.is_set():
-                taken = intake.run_once(POLL_TIMEOUT)
+                accepted = intake.run_once(POLL_TIMEOUT)
                 self._causes.clear(self._failing)
-                if taken:
+                if accepted:
                     self._pause = FIRST_PAUSE
                 elif intake.open:
-                    # Handlers elsewhere have to get on first.
+                    # Open messages are acknowledged when their handlers finish, in workers elsewhere.
                     stopping.wait(POLL_TIMEOUT)
             intake.flush()

@@ -1,4 +1,4 @@
-"""Bytes of brokers as text and JSON that PostgreSQL can hold, and how a body is kept that is neither."""
+"""Converts bytes from brokers into text and JSON that PostgreSQL can store, and wraps bodies that are neither."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from outspark.redaction import storable
 
-# A NUL inside a string; what follows an even number of backslashes is an escape.
+# An escaped NUL inside a string: `\\u0000` is an escape only after an even number of backslashes.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def fault(body: bytes) -> str | None:
-    """Why this is no JSON, without any of it; PostgreSQL stores no NUL and no half characters."""
+    """Why this is not JSON for PostgreSQL, which stores neither NUL nor lone surrogates. The text quotes no content."""
     try:
         text = body.decode()
         value = _DECODER.decode(text)
         if "\\u" in text:
             if _NUL.search(text):
                 raise ValueError("PostgreSQL stores no NUL in text")
-            # Half of a surrogate pair has no UTF-8.
+            # A lone surrogate cannot be encoded as UTF-8.
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return storable(f"body is not JSON: {_reason(error)}")
@@ -30,7 +30,7 @@ def fault(body: bytes) -> str | None:
 
 
 def wrap(body: bytes) -> str:
-    """A body that is no JSON, as JSON: `{"raw": "...", "encoding": "base64"}`; readable text stays readable."""
+    """Wrap a body that is not JSON: `{"raw": "...", "encoding": "base64"}`, or `utf-8` and the text itself."""
     text = utf8(body)
     if text is None:
         return json.dumps({"raw": base64.b64encode(body).decode(), "encoding": "base64"})
@@ -38,7 +38,7 @@ def wrap(body: bytes) -> str:
 
 
 def unwrap(payload: Any) -> bytes:
-    """What `wrap` was given."""
+    """The body that `wrap` was given."""
     raw: str = payload["raw"]
     return base64.b64decode(raw) if payload["encoding"] == "base64" else raw.encode()
 
@@ -50,7 +50,7 @@ def _reason(error: Exception) -> str:
 
 
 def _number(text: str) -> None:
-    # Nobody needs the number here; this spares Python the work, and its limit on the length of integers.
+    # The value is not used. Python neither converts the number nor applies its limit on the length of integers.
     return None
 
 
@@ -62,7 +62,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_number, 
 
 
 def utf8(value: bytes) -> str | None:
-    """None where PostgreSQL could not hold it as text."""
+    """The bytes as text; None if PostgreSQL cannot store them as text."""
     try:
         return None if b"\0" in value else value.decode()
     except UnicodeDecodeError:
@@ -70,16 +70,16 @@ def utf8(value: bytes) -> str | None:
 
 
 def to_bytes(text: str) -> bytes:
-    # A driver may have decoded what was no text with surrogates in it: so it is bytes again, and no text.
+    # A client may have decoded invalid UTF-8 into surrogates; `surrogatepass` keeps them as bytes that are not UTF-8.
     return text.encode(errors="surrogatepass")
 
 
 def fitting(value: bytes, limit: int) -> str:
-    """Text as it is where the column can hold it, otherwise a hash of it."""
+    """The text unchanged if the column can store it, otherwise its hash."""
     text = utf8(value)
     return text if text is not None and len(text) <= limit else f"sha256:{hashlib.sha256(value).hexdigest()}"
 
 
 def clean(text: str) -> str:
-    """With a sign in the place of what PostgreSQL cannot hold."""
+    """The text with a replacement character for everything that PostgreSQL cannot store."""
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")

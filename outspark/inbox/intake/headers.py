@@ -1,4 +1,4 @@
-"""Headers of messages. Those of a topic mostly have the same names, so what stands where is worked out once."""
+"""Headers of messages. Messages of a topic mostly have the same header names, so each set of names is parsed once."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from outspark.config.inbox import AcceptSettings
 from outspark.contracts.omnibox.inbox import KEY_HEADER
 from outspark.inbox.intake.encoding import clean, to_bytes, utf8
 
-# A system that puts an id into the name of a header must not grow this for ever.
+# A producer that puts ids into header names must not grow the cache without limit.
 _MOST_LAYOUTS = 1000
 
-# As the bindings of CloudEvents spell them: for Kafka, for NATS and HTTP, and the two for AMQP.
+# Prefixes in the CloudEvents bindings: Kafka; NATS and HTTP; the two of AMQP.
 _CLOUD_EVENTS = ("ce_", "ce-", "cloudevents_", "cloudevents:")
 
 Columns = tuple[int, ...]
-"""Where a value may stand: the first of these that is not empty counts."""
+"""Indexes of the headers that may hold a value; the first header that is not empty is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where messages with certain names of headers have what."""
+    """For one set of header names: which header holds which value."""
 
     id: Columns
     cloud_events: Mapping[int, Columns]
-    """Which of the ids are those of CloudEvents, and where the source is without which they name no event."""
+    """For each id header of CloudEvents, the headers with its source; only both together identify an event."""
     type: Columns
     source: Columns
     time: Columns
@@ -39,14 +39,14 @@ class Layout:
     trace_parent: Columns
     trace_id: Columns
     stored: tuple[tuple[str, int], ...]
-    """What each header begins with as a part of a JSON object, and where its value is."""
+    """Each header's name as the start of a JSON member, and the index of its value."""
     has_more: bool
-    """Is there anything but id, type, source and time?"""
+    """Whether there are other headers of meaning than id, type, source and time."""
 
 
 @dataclass(slots=True)
 class Headers:
-    """Headers by name in any case; of several with one name the last counts, as in Kafka."""
+    """Header names are case-insensitive; of several headers with one name the last is used, as in Kafka."""
 
     layout: Layout
     values: Sequence[bytes]
@@ -62,24 +62,24 @@ class Headers:
         return None if value is None else utf8(value)
 
     def event_source(self) -> Columns | None:
-        """Where the source of a CloudEvent is; None where the id is another one."""
+        """The headers with the CloudEvent's source; None if the id does not come from a CloudEvents header."""
         for index in self.layout.id:
             if self.values[index]:
                 return self.layout.cloud_events.get(index)
         return None
 
     def stored(self, key: bytes | None) -> str:
-        """As a JSON object; bytes that are no text become `{"base64": "..."}`."""
+        """The headers as a JSON object; a value that is not text becomes `{"base64": "..."}`."""
         values = self.values
         parts = [begin + _json(values[index]) for begin, index in self.layout.stored]
         if key is not None:
-            # Of two values under one name jsonb keeps the last.
+            # If there is a header of the same name, jsonb keeps the last member: the key.
             parts.append(_KEY + _json(key))
         return "{" + ", ".join(parts) + "}"
 
 
 class HeaderReader:
-    """Knows which names stand for what, and the layouts it has seen."""
+    """Reads headers by the names in the settings, and caches a layout for each set of names."""
 
     def __init__(self, settings: AcceptSettings) -> None:
         self._settings = settings
@@ -103,11 +103,11 @@ class HeaderReader:
 def _as_bytes(
     pairs: Sequence[tuple[str, bytes | str | None]],
 ) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
-    """Without those that have no value."""
-    there = [(name, value) for name, value in pairs if value is not None]
+    """Names and values as bytes, without headers that have no value."""
+    present = [(name, value) for name, value in pairs if value is not None]
     return (
-        tuple(name for name, _ in there),
-        tuple(value if isinstance(value, bytes) else to_bytes(value) for _, value in there),
+        tuple(name for name, _ in present),
+        tuple(value if isinstance(value, bytes) else to_bytes(value) for _, value in present),
     )
 
 

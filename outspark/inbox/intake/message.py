@@ -1,7 +1,6 @@
-"""A message as it comes from a broker, in one form for all of them, and what an inbox makes of it.
+"""Reads a message of any broker into the row that the inbox stores.
 
-Its id and its time come from the message itself, so that they are the same whenever, wherever and by whomever it is
-delivered again.
+Id and time come from the message itself, so that every redelivery, by any broker and to any consumer, has the same.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_TRACE, MAX_VERSION = 64, 50
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-# As they are usually written. With an e in front the time may lie beyond the calendar.
+# The usual notation. With a first digit above d, the time may lie beyond the calendar.
 _UUID7 = re.compile(
     r"([0-9a-d][0-9a-f]{7}-[0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.ASCII
 )
@@ -33,18 +32,18 @@ _UUID7 = re.compile(
 
 @dataclass(slots=True)
 class Incoming:
-    """One message as it goes into the table. `error` makes it dead from the start."""
+    """One message as it is stored in the table. A message with an `error` is stored as dead."""
 
     message_id: str
     event_type: str
     source: str
     payload: str | bytes
-    """Bytes are a body as it came, which nobody has looked into."""
+    """Bytes are the body as the broker delivered it, not parsed yet."""
     headers: str
     created_at: datetime | None
     """None is the time of acceptance, by the database's clock."""
     own_time: bool
-    """Is `created_at` the message's own, which even another publishing of it would carry?"""
+    """Whether `created_at` belongs to the message, so that a second publish of it would have the same time."""
     idempotency_key: str | None = None
     trace_id: str | None = None
     correlation_id: str | None = None
@@ -53,11 +52,11 @@ class Incoming:
     error: str | None = None
 
     def refused(self, body: bytes | None, error: str) -> Incoming:
-        """The same message, dead from the start; its idempotency key stays free for a sound one."""
+        """The same message to be stored as dead; its idempotency key stays free for a valid message."""
         return replace(self, payload=wrap(body or b""), error=storable(error), idempotency_key=None)
 
     def checked(self) -> Incoming:
-        """Refused where its body is no JSON."""
+        """The message, refused if its body is not JSON."""
         if isinstance(self.payload, str):
             return self
         error = fault(self.payload)
@@ -65,23 +64,23 @@ class Incoming:
 
 
 class Preview(NamedTuple):
-    """Enough of a message to know whether the inbox has it already."""
+    """The part of a message by which duplicates are found."""
 
     headers: Headers
     message_id: str
     header_id: str | None
-    """The id that a header holds; None where the message has only its position in the broker."""
+    """The id from a header; None if the message is identified by its position in the broker."""
 
 
 class Reader:
-    """Reads messages as the settings of a consumer group say. It never fails."""
+    """Reads messages as the settings of a consumer group say. It accepts any input without raising."""
 
     def __init__(self, settings: AcceptSettings) -> None:
         self._group, self._source = settings.group, settings.source
         self._headers = HeaderReader(settings)
 
     def preview(self, message: Received) -> Preview:
-        """In a fraction of the time that `read` takes."""
+        """Read the id only, in a fraction of the time that `read` takes."""
         headers = self._headers.read(message.headers)
         layout = headers.layout
         given = headers.raw(layout.id)
@@ -95,7 +94,7 @@ class Reader:
         return self.preview(message).message_id
 
     def read(self, message: Received, preview: Preview | None = None) -> Incoming:
-        """All but its body, for which PostgreSQL has the last word anyway."""
+        """Read everything but the body, which PostgreSQL checks in the INSERT."""
         headers, message_id, given = preview or self.preview(message)
         layout = headers.layout
         created_at, own_time = _created_at(message, given, headers)
@@ -116,7 +115,7 @@ class Reader:
 
 @lru_cache(1024)
 def _kind(event_type: str, source: str) -> tuple[str, str, str | None]:
-    """Both as they go into the table, and why they do not fit; mostly those of the message before."""
+    """Type and source as they are stored, and an error if one is too long. Cached: most messages repeat them."""
     error = None
     for what, text, limit in (("source", source, MAX_SOURCE), ("type", event_type, MAX_TYPE)):
         if len(text) > limit:
@@ -125,14 +124,14 @@ def _kind(event_type: str, source: str) -> tuple[str, str, str | None]:
 
 
 def _event_id(headers: Headers, id: bytes) -> str | None:
-    """`<source>|<id>`, the two that name a CloudEvent; None where the id is another one.
+    """`<source>|<id>`, which together identify a CloudEvent; None if the id does not come from a CloudEvent.
 
-    No URI has that sign. A hash takes the place of what would be ambiguous or is too long.
+    A URI cannot contain `|`. If the text is ambiguous or too long, a hash is used instead.
     """
-    places = headers.event_source()
-    if places is None:
+    columns = headers.event_source()
+    if columns is None:
         return None
-    source = headers.raw(places)
+    source = headers.raw(columns)
     text = utf8(id if source is None else b"%b|%b" % (source, id))
     if text is not None and len(text) <= MAX_ID and b"|" not in (id if source is None else source):
         return text
@@ -140,19 +139,19 @@ def _event_id(headers: Headers, id: bytes) -> str | None:
 
 
 def _created_at(message: Received, given: str | None, headers: Headers) -> tuple[datetime | None, bool]:
-    """The message's time, and whether another publishing of the same message would have the same."""
-    made = _uuid7_time(given) if given is not None else None
-    made = made or _rfc3339(headers.text(headers.layout.time))
-    if made is not None:
-        return made, True
-    # A place in the broker is taken by one message only, so its time is the broker's.
+    """The message's time, and whether a second publish of the same message would have the same time."""
+    own = _uuid7_time(given) if given is not None else None
+    own = own or _rfc3339(headers.text(headers.layout.time))
+    if own is not None:
+        return own, True
+    # A message that is identified by its position exists once in the broker, so the broker's timestamp is its own.
     return message.timestamp, given is None and message.timestamp is not None
 
 
 def _uuid7_time(text: str) -> datetime | None:
     if plain := _UUID7.fullmatch(text):
         return _at(plain[1])
-    # It may be written in other ways.
+    # Other notations: upper case, braces, without hyphens.
     try:
         id = UUID(text)
         return _EPOCH + timedelta(milliseconds=id.int >> 80) if id.version == 7 else None
@@ -162,21 +161,21 @@ def _uuid7_time(text: str) -> datetime | None:
 
 @lru_cache(1024)
 def _at(milliseconds: str) -> datetime:
-    """In hexadecimal, with the hyphen that stands among them, since 1970; many messages share one."""
+    """Milliseconds since 1970 in hexadecimal, with the UUID's hyphen; cached, as many messages share one."""
     return _EPOCH + timedelta(milliseconds=int(milliseconds.replace("-", ""), 16))
 
 
 def _rfc3339(text: str | None) -> datetime | None:
     try:
         time = datetime.fromisoformat(text) if text else None
-        # Near the ends of the calendar a time may not exist in UTC.
+        # Near the limits of the calendar, the conversion to UTC may overflow.
         return time.astimezone(UTC) if time is not None and time.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None
 
 
 def _idempotency_key(key: bytes | None, group: str) -> str | None:
-    """`<group>:<key>`, because the index on it knows no groups; a hash, which has no colon, where that is ambiguous."""
+    """`<group>:<key>`, because the unique index does not include the group; a hash, without a colon, if ambiguous."""
     if key is None:
         return None
     text = utf8(key)
@@ -187,7 +186,7 @@ def _idempotency_key(key: bytes | None, group: str) -> str | None:
 
 
 def _hash(first: bytes, second: bytes) -> str:
-    """Of two that cannot be taken for another two."""
+    """Hash a pair of values; the length of the first keeps different pairs apart."""
     return hashlib.sha256(len(first).to_bytes(4, "big") + first + second).hexdigest()
 
 
@@ -197,5 +196,5 @@ def _trace_id(headers: Headers) -> str | None:
 
 
 def _short(text: str | None, limit: int) -> str | None:
-    """What is too long for its column is left to the headers, which have all of it."""
+    """None if the text is too long for its column; the stored headers have it in full."""
     return text if text is not None and len(text) <= limit else None

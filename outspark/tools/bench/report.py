@@ -1,4 +1,4 @@
-"""A run for people: tables on the terminal, and the page in the documentation. Ratios come first."""
+"""Reports a run: tables on the terminal, and the page in the documentation. Ratios come first."""
 
 from __future__ import annotations
 
@@ -44,59 +44,60 @@ TARGET_COLUMNS: dict[str, Callable[[Target], str]] = {
 METHOD = """\
 ## How it is measured
 
-Rows that are compared come from one run, on an embedded PostgreSQL with its own defaults. Each row has a database and
-processes of its own, which stay up for all rounds and are stopped while other rows are measured. For each drain a
-backlog is loaded into a fresh table, followed by a checkpoint, while the lanes wait on an empty outbox and own their
-slots. As much memory as the files will grow by is touched and set free, because a virtual machine may have to fetch
-each page from its host first, and a drain would get slower the longer it takes. Then the loaded table replaces
-the empty one, in one transaction; the time runs from there to the last `delivered_at` (`sent_scheduled` with jEAP,
-`completed_at` in an inbox), both by the database's clock. At the end every event must be delivered at its first
-attempt, or the run fails. In an Open Outbox table each slot has as many keys, so that all lanes work to the end.
-Drains that are compared take turns, the first of each does not count, and a ratio is that of the medians.
+Results that are compared come from one run, on an embedded PostgreSQL with its own defaults. Each candidate (a way
+to drain the outbox) has its own database and stays up for all rounds; its processes are stopped while another
+candidate is measured. Before each drain the bench loads a backlog into a fresh table and runs a checkpoint, while
+the lanes own their slots and wait on an empty outbox. It also allocates and frees as much memory as the data files
+will grow by: a virtual machine may have to fetch each page from its host first, which would slow a drain down the
+longer it takes. Then the loaded table replaces the empty one in one transaction. The measured time runs from there
+to the last `delivered_at` (jEAP: `sent_scheduled`, inbox: `completed_at`), both by the database's clock. At the end
+every event must be delivered at its first attempt, or the run fails. In an Open Outbox table all slots have the
+same number of keys, so that all lanes work to the end. Drains that are compared alternate, the first one of each
+candidate is not counted, and a ratio is the ratio of the medians.
 
-- **ceiling**: claim and settle of `lease = "row"` as a loop in SQL inside the server, a client per lane, under the
-  planner settings of a lane. Its claim is the plain one (`FOR UPDATE`, always from the beginning) and each of its
-  commits waits for the disk, a yardstick that stays the same. [Lanes need not
+- **ceiling**: claim and settle of `lease = "row"` as a SQL loop inside the server, one client per lane, with the
+  planner settings of a lane. It uses the plain claim (`FOR UPDATE`, always from the beginning) and waits for the
+  disk at each commit, so that it is a yardstick that does not change. [Lanes need not
   wait](how-it-works.md#from-claim-to-settle).
-- **lane's SQL**: the same loop with the statements that a lane really uses, which are faster and commit as a lane does.
+- **lane's SQL**: the same loop with the statements of a lane, which are faster and commit as a lane does.
 - **bare lanes**: the lane loop in one plain process per lane, without Spark.
 - **on Spark**: the whole relay, with shifts of {shift:g} s.
-- **brokers**: each on this machine, running on from one drain to the next, with a fresh topic for each. NATS is
-  JetStream on disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a quorum queue,
-  persistent messages and publisher confirms; Redis has a stream. Afterwards the topic must hold every event, by the
-  broker's own count.
-- **one by one**: bare lanes with the same client, which publish each event by itself and await its answer;
+- **brokers**: each broker runs on this machine for all drains, with a fresh topic for each drain. NATS is JetStream
+  on disk; Kafka has 4 partitions, an idempotent producer and `acks=all`; RabbitMQ has a quorum queue, persistent
+  messages and publisher confirms; Redis has a stream. After a drain the broker must count every event in the topic.
+- **one by one**: bare lanes with the same client that publish one event at a time and wait for its answer;
   {single_events:,} events.
-- **jeap**: the table with its seven indexes, and the same with our optional one, every second message marked for
-  immediate sending and overdue, each with a trace. Lanes hold the ShedLock row as in production. Its ceiling is the
-  loop in SQL with the statements that lanes use there, which commit as a lane does; each row compares with the one on
-  its own table.
-- **jEAP's shape**: the way of jEAP's own relay on the table as jEAP makes it: one client selects 5 messages, sends
-  each by itself, awaits its answer and marks it in a transaction of its own. The bench does this in Python, with the
+- **jeap**: the table with its seven indexes, and the same table with Outspark's optional index. Every second
+  message is marked for immediate sending and overdue, and each has a trace. Lanes hold the ShedLock row as in
+  production. The ceiling is a SQL loop with the statements that lanes use on this table, which commit as a lane
+  does; each result is compared with the ceiling on the same table.
+- **jEAP's shape**: the procedure of jEAP's own relay on jEAP's own table: one client polls for 5 messages, sends
+  each by itself, waits for its answer and marks it in a separate transaction. A Python program imitates it with the
   same Kafka client; {single_events:,} events.
-- **finished**, **jeap-finished**: finished rows in the table, which stays the same, so that what was drained joins
-  them. Of a jEAP outbox with our optional index; and, once, without it and with {single_events:,} events.
-- **backlog**: ten times as many events. The ceiling has them too: how much of its rate it keeps from the first tenth to
-  the last says what the server and the machine make of a long load.
-- **outage**: as many others, of other keys, lie between the events; once they are delivered already, once their
-  destination refuses connections. The rate is that of those that can be delivered.
-- **inbox-consume**: a topic with 4 partitions, that holds each message twice, the copy some batches after the
-  first. It is written in a transaction, which reveals all of it in one instant; the time runs from there until the
-  offsets of the group stand at the end, and then the inbox must hold each message once. The ceiling is the INSERT with
-  ON CONFLICT DO NOTHING, in batches as large, each with a commit that waits for the disk, by one plain process per
-  lane, with the parameters for its part of the messages ready in memory. Lanes [do it for less](inbox/feeds.md): they
-  first look up which messages are stored already, and in a flood one commit in four waits.
-- **inbox-handle**: events that wait in the inbox, and a handler that inserts one row. Lanes claim 100 at a time and let
-  50 handlers share a transaction, as they do by default. The ceiling is a loop in SQL inside the server with the
-  worker's claim, one INSERT for each event, and its completion, in transactions as large. In the end every event is
-  completed at its first attempt, and its effect is there once.
-- **trickle**: from the return of the writer's COMMIT until the lane hands the event to its destination, at
-  {trickle_rate:g} events a second that come at random; both times from the machine's monotonic clock.
-- **writers**: `pgbench`, {writers} clients with one INSERT a transaction, lanes at work beside them.
-- **soak**: {soak_rate:,.0f} events a second, memory read every second; growth is the rise of a line fitted to all but
-  the first {warm_up:.0%} of the time.
-- **CPU** is user and system time of the processes and all their children; "ours" are those of Outspark, in Python and
-  the JVM. Memory is their resident size added up, so that shared pages count several times.
+- **finished**, **jeap-finished**: a table that already contains finished rows, and keeps the rows of each drain.
+  The jEAP outbox has Outspark's optional index; one result is without the index and with {single_events:,} events.
+- **backlog**: ten times as many events. The ceiling drains the same backlog: how much of its rate it keeps from the
+  first tenth to the last is the effect of a long load on server and machine.
+- **outage**: the table contains as many other events with other keys. In one result they are already delivered, in
+  the other their destination refuses connections. The rate counts the events that can be delivered.
+- **inbox-consume**: a topic with 4 partitions that contains each message twice, the copy some batches after the
+  first. The messages are written in one transaction, so that all become visible at the same instant. The measured
+  time runs from there until the group's offsets are at the end; then the inbox must contain each message once. The
+  ceiling is the INSERT with ON CONFLICT DO NOTHING in batches of the same size, each with a commit that waits for
+  the disk, by one plain process per lane that has the parameters for its part of the messages ready in memory.
+  Lanes [do less](inbox/feeds.md): they look up first which messages the inbox already has, and while full batches
+  arrive only one commit in four waits.
+- **inbox-handle**: pending events in the inbox, and a handler that inserts one row. Lanes claim 100 events at a
+  time and run 50 handlers in one transaction, as they do by default. The ceiling is a SQL loop inside the server
+  with the worker's claim, one INSERT per event, and the completion, in transactions of the same size. At the end
+  every event must be completed at its first attempt, and its effect must exist once.
+- **trickle**: from the return of the writer's COMMIT until the lane passes the event to its destination, at
+  {trickle_rate:g} events a second that arrive at random; both times by the machine's monotonic clock.
+- **writers**: `pgbench` with {writers} clients and one INSERT per transaction, while the lanes work.
+- **soak**: {soak_rate:,.0f} events a second, with memory read every second; growth is the slope of a line fitted to
+  all but the first {warm_up:.0%} of the time.
+- **CPU** is user and system time of the processes and all their children; "ours" are Python and the JVM. Memory is
+  the sum of their resident sizes, in which shared pages count several times.
 """
 
 
@@ -109,12 +110,15 @@ def print_report(results: Results, console: Console) -> None:
 
 
 def write_docs(results: Results, path: Path, plot: Path) -> None:
-    """The page, with a link to the plot that lies beside it."""
+    """Write the page, with a link to the plot in the same folder."""
     parts = [
         "# Benchmarks",
-        f"Written by `{results.command}`; `make bench` measures it again. Compare ratios: they were taken within "
-        "one run. Events a second and milliseconds are those of this machine: " + _machine(results),
-        *(["This was a quick run, to see that the bench works: its numbers mean little."] * results.quick),
+        f"Written by `{results.command}`; `make bench` repeats the measurement. Compare the ratios: each is from "
+        "one run. Events a second and milliseconds are of this machine: " + _machine(results),
+        *(
+            ["This was a quick run, which only checks that the bench works: its numbers mean little."]
+            * results.quick
+        ),
         *(f"Left out: `{scenario}`: {reason}" for scenario, reason in results.left_out.items()),
         f"![Rates, latencies and memory]({plot.name})",
         "## What it must reach",

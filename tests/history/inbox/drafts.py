@@ -38,7 +38,7 @@ class Behaviour(StrEnum):
     BROKEN = "broken"
     """A body that is no JSON."""
     STRAY = "stray"
-    """Made at a time that no partition holds; a table without partitions takes it."""
+    """Made at a time that no partition covers; a table without partitions takes it."""
 
 
 MUST_DIE: Final = (Behaviour.DIE, Behaviour.REJECT, Behaviour.POISON, Behaviour.BROKEN)

@@ -88,7 +88,7 @@ def test_a_time_that_no_partition_holds(
 
         assert check(harness.history()) == []
         [(error,)] = harness.ask("SELECT DISTINCT last_error FROM {table} WHERE status = 'failed'")
-        assert error.startswith("no partition holds")
+        assert error.startswith("no partition covers")
 
 
 @pytest.mark.needs("kafka")

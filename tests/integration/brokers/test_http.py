@@ -230,7 +230,7 @@ def test_a_topic_or_key_that_no_header_can_carry_is_dead(rig: HttpRig) -> None:
         ),
         ({"secret": ["s3cr3t"]}, "options: secret: Input should be a valid string"),
         ({"secret": ""}, "options.secret: must not be empty"),
-        ({"secret": "whsec_s3cr3t!"}, "options.secret: what follows whsec_ must be base64"),
+        ({"secret": "whsec_s3cr3t!"}, "options.secret: the text after whsec_ must be base64"),
         ({"concurrency": 0}, "concurrency: Input should be greater than or equal to 1"),
         ({"headers": {"a b": "s3cr3t"}}, "options.headers: 'a b' is not an HTTP header name"),
         ({"headers": {"a": "s3cr3t\n"}}, "options.headers: header 'a' holds a line break"),

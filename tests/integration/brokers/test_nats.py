@@ -272,7 +272,7 @@ def test_a_subject_without_a_stream_waits_with_the_remedy(rig: NatsRig) -> None:
 def test_headers_and_payload_together_over_the_servers_limit_are_dead(rig: NatsRig) -> None:
     full = message(rig, b"x" * (rig.max_payload - 50), headers={"a": "b" * 60})
     publisher = rig.open()
-    assert "the server takes at most 1048576" in error_of(publisher.publish([full], TIMEOUT)[0])
+    assert "the server accepts at most 1048576" in error_of(publisher.publish([full], TIMEOUT)[0])
     assert_all_delivered(publisher.publish([message(rig)], TIMEOUT), 1)
 
 

@@ -103,7 +103,7 @@ def test_an_alarm_costs_no_attempt_and_passes(rig: RabbitMQRig) -> None:
     rig.start()
     publisher = rig.open()
     lost = messages(rig, 20)
-    blocked = "blocked: the broker is low on memory or disk and takes no messages"
+    blocked = "blocked: the broker is low on memory or disk and accepts no messages"
     assert publisher.publish(lost, 1.0) == [Retry(blocked, counted=False)] * 20
     with pytest.raises(DestinationDown, match=blocked):
         publisher.check(1.0)

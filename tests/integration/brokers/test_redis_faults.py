@@ -69,7 +69,7 @@ class TestOneStream:
         outcome = refused_in_the_middle(rig.open(), rig, message_to(topic))
         assert isinstance(outcome, Retry)
         assert outcome.fault == "missing"
-        assert outcome.error.startswith(f"stream {topic!r}: the key holds something else than a stream;")
+        assert outcome.error.startswith(f"stream {topic!r}: the key holds another type than a stream;")
 
     def test_a_forbidden_stream_waits_and_xadd_is_all_a_user_needs(self, rig: RedisRig) -> None:
         url = with_user(rig, f"~{rig.topic} +xadd")
@@ -163,7 +163,7 @@ class TestNoWrites:
         publisher = rig.open_at(with_user(rig, "~* +ping"))
         outcomes = publisher.publish(messages(rig, 3), TIMEOUT)
         assert_all_waiting(outcomes, 3)
-        assert "Redis takes no XADD from us" in error_of(outcomes[0])
+        assert "Redis refuses XADD" in error_of(outcomes[0])
         with pytest.raises(DestinationError, match="no permissions to run the 'xadd' command") as refused:
             publisher.check(TIMEOUT)
         assert not isinstance(refused.value, DestinationDown)

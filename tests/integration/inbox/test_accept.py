@@ -13,7 +13,7 @@ from uuid import RFC_4122, UUID, uuid4
 import pytest
 
 from outspark.inbox import Acceptor, Duplicate, New, Received, Refused
-from outspark.inbox.intake.acceptor import LARGE
+from outspark.inbox.intake.acceptor import MIN_LOOKUP_BATCH
 from outspark.inbox.intake.encoding import unwrap
 from outspark.observability.metrics import INBOX_ACCEPTED_TOTAL
 from outspark.uuid7 import uuid7
@@ -87,7 +87,7 @@ def test_cloud_events_of_two_sources_may_share_an_id(either: Harness) -> None:
     assert sorted(either.states()) == ["/shop|7", "/till|7"]
 
 
-@pytest.mark.parametrize("size", [8, LARGE])
+@pytest.mark.parametrize("size", [8, MIN_LOOKUP_BATCH])
 def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Harness, size: int) -> None:
     """A large batch is looked up by its ids first."""
     acceptor = either.acceptor()
@@ -104,7 +104,7 @@ def test_in_a_storm_of_redeliveries_what_is_new_still_comes_in(either: Harness, 
 
 
 def test_what_somebody_else_takes_in_between_look_and_insert_is_a_duplicate(either: Harness) -> None:
-    batch = [message(f"m{n}") for n in range(LARGE)]
+    batch = [message(f"m{n}") for n in range(MIN_LOOKUP_BATCH)]
     acceptor = either.acceptor()
     with ThreadPoolExecutor(1) as pool:
         with either.conn.transaction():
@@ -114,8 +114,8 @@ def test_what_somebody_else_takes_in_between_look_and_insert_is_a_duplicate(eith
         outcomes = late.result(20)
 
     assert [n for n, outcome in enumerate(outcomes) if outcome == Duplicate("message_id")] == [7]
-    assert kinds(outcomes).count("New") == LARGE - 1
-    assert len(either.states()) == LARGE
+    assert kinds(outcomes).count("New") == MIN_LOOKUP_BATCH - 1
+    assert len(either.states()) == MIN_LOOKUP_BATCH
 
 
 def test_a_large_batch_knows_idempotency_keys_of_others(either: Harness) -> None:
@@ -124,9 +124,9 @@ def test_a_large_batch_knows_idempotency_keys_of_others(either: Harness) -> None
 
     either.accept(keyed("first"))
 
-    outcomes = either.accept(*messages([f"m{n}" for n in range(LARGE)]), keyed("second"))
+    outcomes = either.accept(*messages([f"m{n}" for n in range(MIN_LOOKUP_BATCH)]), keyed("second"))
 
-    assert kinds(outcomes) == ["New"] * LARGE + ["Duplicate"]
+    assert kinds(outcomes) == ["New"] * MIN_LOOKUP_BATCH + ["Duplicate"]
     assert outcomes[-1] == Duplicate("idempotency_key")
 
 
@@ -151,7 +151,7 @@ def test_order_of_acceptance_is_kept(either: Harness) -> None:
 
 def test_ids_of_rows_rise_with_the_databases_clock(either: Harness) -> None:
     """Also where many batches come in one millisecond. What an outcome says is the row's."""
-    acceptor, sizes = either.acceptor(), [1] * 50 + [LARGE, 1, 2 * LARGE]
+    acceptor, sizes = either.acceptor(), [1] * 50 + [MIN_LOOKUP_BATCH, 1, 2 * MIN_LOOKUP_BATCH]
     batches = [messages(f"m{number}-{n}" for n in range(size)) for number, size in enumerate(sizes)]
     before = _clock(either)
     outcomes = [outcome for batch in batches for outcome in acceptor.accept(batch)]
@@ -163,7 +163,7 @@ def test_ids_of_rows_rise_with_the_databases_clock(either: Harness) -> None:
     assert before <= rows[0][0].int >> 80 <= rows[-1][0].int >> 80 <= _clock(either)
 
 
-@pytest.mark.parametrize("size", [1, LARGE])
+@pytest.mark.parametrize("size", [1, MIN_LOOKUP_BATCH])
 def test_after_the_databases_clock_went_back_the_order_of_acceptance_is_kept(
     either: Harness, size: int
 ) -> None:

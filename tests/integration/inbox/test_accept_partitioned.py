@@ -129,7 +129,7 @@ def test_a_time_outside_all_partitions_is_kept_as_dead_and_the_rest_goes_on(
     assert [type(o) for o in outcomes] == [New, OutOfPartitions, New]
     row = parted.row(uuid7_at(today() + off))
     assert row["status"] == "failed"
-    assert "no partition holds" in row["last_error"]
+    assert "no partition covers" in row["last_error"]
     # It is known from now on, though its row is not where its time says.
     assert parted.accept(stray) == [Duplicate("message_id")]
 

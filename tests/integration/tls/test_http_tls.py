@@ -136,7 +136,7 @@ def test_a_server_that_hangs_up_on_our_certificate_costs_no_attempt(
     before = len(strict.received())
     options = _stranger(certificates) if given == "stranger" else {"ca_file": str(certificates.ca)}
     with closing(refusals.open_at("http", _url(strict), {"allow_private": True, **options})) as publisher:
-        with pytest.raises(DestinationDown, match="does it ask for a client certificate"):
+        with pytest.raises(DestinationDown, match="does it need a client certificate"):
             publisher.check(refusals.TIMEOUT)
         (outcome,) = publisher.publish([refusals.event(TOPIC)], refusals.TIMEOUT)
     assert isinstance(outcome, Retry)

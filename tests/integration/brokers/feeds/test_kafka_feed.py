@@ -131,7 +131,7 @@ def test_a_commit_that_is_told_again_takes_none_back_that_passed_since(rig: Kafk
     assert isinstance(feed, KafkaFeed)
 
     # As the answer to a commit of offset 5 comes, if it was made during a rebalance.
-    feed._soon(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(rig.topic, 0, 5)])
+    feed._async_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(rig.topic, 0, 5)])
     assert list(feed.poll(100, 0.2)) == []
     feed.close()
 
@@ -345,7 +345,7 @@ def test_a_member_whose_place_was_taken_says_so(rig: KafkaFeedRig, heard_by: str
     assert bodies(gather(new, 1)) == [b"1"]
     if heard_by == "commit":
         old.commit(in_flight)
-    with pytest.raises(FeedFailed, match="this member's place is taken, by another consumer"):
+    with pytest.raises(FeedFailed, match="fenced: another consumer uses this member's name"):
         wait_for(lambda: old.poll(10, 0.2), timeout=PATIENCE, what="the end of the old one")
     old.close()
     rig.send(b"2")
@@ -403,7 +403,10 @@ def _poll_on(feed: Feed) -> None:
         ({"group.instance.id": "x"}, "group.instance.id cannot be set: it is the name of the lane"),
         ({"enable.auto.commit": True}, "enable.auto.commit cannot be set: offsets are committed when"),
         ({"enable": {"auto": {"commit": True}}}, "enable.auto.commit cannot be set"),
-        ({"bootstrap.servers": "x"}, "bootstrap.servers cannot be set: the brokers stand in the feed's url"),
+        (
+            {"bootstrap.servers": "x"},
+            "bootstrap.servers cannot be set: the brokers are set in the feed's url",
+        ),
         ({"no.such.option": "s3cr3t"}, 'No such configuration property: "no.such.option"'),
         ({"auto.offset.reset": "sometimes"}, "auto.offset.reset"),
         ({"client.id": ["a"]}, "feed.options: client.id must be text, a number or a boolean"),

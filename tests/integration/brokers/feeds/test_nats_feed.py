@@ -213,10 +213,13 @@ def test_a_consumer_that_is_there_is_given_more_room_and_otherwise_left_alone(ri
             "reads {stream}.other where the settings say {stream}.order.created",
         ),
         ({}, "reads > where the settings say"),
-        ({"filter_subject": "{topic}", "deliver_subject": "push.{stream}"}, "pushes to push.{stream}"),
-        ({"filter_subject": "{topic}", "ack_policy": AckPolicy.ALL}, "has to be explicit"),
-        ({"filter_subject": "{topic}", "max_deliver": 3}, "gives a message up after 3 deliveries"),
-        ({"filter_subject": "{topic}", "headers_only": True}, "brings headers only"),
+        (
+            {"filter_subject": "{topic}", "deliver_subject": "push.{stream}"},
+            "is a push consumer (to push.{stream})",
+        ),
+        ({"filter_subject": "{topic}", "ack_policy": AckPolicy.ALL}, "must have explicit"),
+        ({"filter_subject": "{topic}", "max_deliver": 3}, "drops a message after 3 deliveries"),
+        ({"filter_subject": "{topic}", "headers_only": True}, "delivers headers only"),
     ],
 )
 def test_a_consumer_that_would_bring_something_else_is_refused(
@@ -230,7 +233,7 @@ def test_a_consumer_that_would_bring_something_else_is_refused(
         with pytest.raises(SettingsError) as refused:
             attempt(rig.open())
         assert complaint.format(**names) in str(refused.value)
-        assert "consumer billing already" in str(refused.value)
+        assert "already has a consumer billing" in str(refused.value)
 
 
 def test_a_stream_that_is_not_there_is_named_with_the_remedy(rig: NatsFeedRig) -> None:
@@ -247,12 +250,10 @@ def test_a_subject_in_several_streams_needs_the_name_of_one(own_rig: NatsFeedRig
         await jetstream.add_stream(name="B", subjects=["x.b"])
 
     own_rig.on_jetstream(add)
-    with pytest.raises(
-        SettingsError, match=r"feed\.stream is needed: x\.\* can be had from several streams: A, B"
-    ):
+    with pytest.raises(SettingsError, match=r"feed\.stream is needed: several streams have x\.\*: A, B"):
         own_rig.open(topics=["x.*"]).poll(10, 0.1)
     with pytest.raises(
-        SettingsError, match=r"must be of one stream, and these are not: x\.a in A; x\.b in B"
+        SettingsError, match=r"must all be in one stream, but they are in several: x\.a in A; x\.b in B"
     ):
         own_rig.open(topics=["x.a", "x.b"]).poll(10, 0.1)
 
