@@ -1,3 +1,3 @@
-"""The one place that says which version this is."""
+"""the only module that defines the version."""
 
 __version__ = "0.1.0"

@@ -141,7 +141,7 @@ def show(
 
 @command(app)
 def requeue(*, chosen: ChangeOptions, json: options.Json = False, target: options.TableOptions) -> None:
-    """Make dead events pending again, at their old place in the order of their key. Their attempts start anew.
+    """Make dead events pending again, at their old position in the order of their key. Their attempts start anew.
 
     ```
     outspark dead requeue 0198f3c2-…

@@ -223,7 +223,7 @@ def _is_inbox(target: Target | None) -> bool:
 
 
 def _target(settings: Settings, name: str | None, apply: bool, of_inbox: bool) -> tuple[str, Target | None]:
-    """Where to create it; printing needs no such place. An inbox may be made in the database of a source."""
+    """Where to create it; printing needs no database. An inbox may be made in the database of a source."""
     from outspark.config.loading import pick_inbox, pick_source
     from outspark.errors import SettingsError
 

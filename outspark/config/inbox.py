@@ -15,7 +15,7 @@ from outspark.config.fields import Duration, Model, Ordering, PartitionSettings,
 class Strategy(StrEnum):
     """What is guaranteed for each message, by when the broker gets its acknowledgement and when the row is completed.
 
-    | strategy                 | the broker hears | the row is completed  | effects in the database |
+    | strategy                 | acknowledged     | the row is completed  | effects in the database |
     |--------------------------|------------------|-----------------------|-------------------------|
     | at-most-once             | first of all     | before its handler    | once or never           |
     | at-least-once-on-persist | once it is kept  | after its handler     | once or more            |

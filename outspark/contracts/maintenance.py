@@ -119,7 +119,7 @@ class TableMaintenance(Protocol):
     def show_dead(self, conn: psycopg.Connection[Any], id: str) -> DeadEvent | None: ...
 
     def requeue(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:
-        """Give dead events another life with all their attempts, at their old place in their key's order."""
+        """Give dead events another life with all their attempts, at their old position in their key's order."""
         ...
 
     def discard(self, conn: psycopg.Connection[Any], which: DeadFilter, limit: int) -> list[str]:

@@ -30,7 +30,7 @@ class PlainEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What is told about an event of an inbox that died."""
+    """What a dead letter says about an event of an inbox."""
 
     event_id: str
     event_type: str

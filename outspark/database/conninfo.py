@@ -84,16 +84,16 @@ def _parse(url: str) -> dict[str, Any]:
 
 def _behind_user(rest: str) -> str:
     """The part that libpq takes for hosts, database and parameters: after the first "@" that no "/" precedes."""
-    user, at, place = rest.partition("@")
-    return place if at and "/" not in user else rest
+    user, at, address = rest.partition("@")
+    return address if at and "/" not in user else rest
 
 
-def _in_the_rest(place: str) -> str:
+def _in_the_rest(address: str) -> str:
     """libpq's error for the part after user and password, where that cannot contain a part of a password."""
-    if "@" in place or "password" in place.lower():
+    if "@" in address or "password" in address.lower():
         return ""
     try:
-        conninfo_to_dict(f"postgresql://{place}")
+        conninfo_to_dict(f"postgresql://{address}")
     except psycopg.Error as error:
         return f"; in the part after them: {str(error).strip()}"
     return ""

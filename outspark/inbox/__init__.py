@@ -2,7 +2,7 @@
 
 With `outspark inbox run` a service needs only `Router` and what its handlers take and raise. The rest is for a process
 that hosts the loops itself: a `Consumer` moves messages from the broker into the table, a `Worker` calls the handlers,
-and an `Acceptor` takes in messages that the process has consumed by its own means.
+and an `Acceptor` accepts messages that the process has consumed by its own means.
 """
 
 from __future__ import annotations

@@ -213,10 +213,10 @@ def _validated(model: type[BaseModel]) -> Make:
         except ValidationError as error:
             # The error names fields and rules, but quotes nothing of the payload: it is stored and logged.
             found = json.loads(error.json(include_url=False, include_input=False, include_context=False))
-            places = "; ".join(
+            locations = "; ".join(
                 f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in found
             )
-            raise Reject(f"the payload is no {model.__name__}: {places}") from None
+            raise Reject(f"the payload is no {model.__name__}: {locations}") from None
 
     return make
 

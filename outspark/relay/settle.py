@@ -172,6 +172,6 @@ class Settler:
         now = datetime.now(delivered[0].created_at.tzinfo if delivered else None)
         ages = [_seconds(now - event.created_at) for event in delivered]
         if delivered and min(ages) < 0:
-            # The writer's clock is ahead of ours.
+            # The writer's clock is ahead of the lane's.
             ages = [max(age, 0.0) for age in ages]
         tally.observe_many(metrics.E2E_LATENCY, ages, source=name)

@@ -35,7 +35,7 @@ class NatsFeedOptions(NatsLogin):
     """The `options` of a feed of type nats."""
 
     ack_wait: Duration | None = Field(
-        None, description="When a message that nobody acknowledged comes again; default: 60s."
+        None, description="After this time an unacknowledged message is delivered again; default: 60s."
     )
     max_ack_pending: int | None = Field(
         None,

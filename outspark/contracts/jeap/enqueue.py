@@ -36,7 +36,7 @@ ORDER BY m.position
 RETURNING id, created"""
 
 HOLD = """
--- Before the commit: until when the relay leaves these messages to the process that sends them at once
+-- Before the commit: until when the relay leaves these messages to the process that sends them immediately
 UPDATE {table}
 SET schedule_after = (SELECT clock_timestamp()) + CAST({seconds} AS double precision) * interval '1 second'
 WHERE id = ANY(CAST({ids} AS bigint[]))
@@ -100,7 +100,7 @@ def mark_sql(table: TableName, placeholder: Placeholder) -> str:
 
 def insert_params(rows: Sequence[Row], trace: TraceColumns, seconds: float | None) -> dict[str, Any]:
     """For `seconds` the relay leaves the messages to their sender; with None it may send them immediately."""
-    arrays = {name: [row[place] for row in rows] for place, name in enumerate(ARRAYS)}
+    arrays = {name: [row[index] for row in rows] for index, name in enumerate(ARRAYS)}
     return {"immediate": seconds is not None, "seconds": seconds, **trace._asdict(), **arrays}
 
 
@@ -137,9 +137,9 @@ def events(
 
 
 def _compose(template: str, table: TableName, parameters: Sequence[str], placeholder: Placeholder) -> str:
-    places = {name: placeholder(name) for name in parameters}
+    placeholders = {name: placeholder(name) for name in parameters}
     ids = sql.Literal(sequence(table).identifier.as_string(None))
     statement = sql.SQL(template).format(
-        table=table.identifier, sequence=ids, unsent=sql.SQL(UNSENT), **places
+        table=table.identifier, sequence=ids, unsent=sql.SQL(UNSENT), **placeholders
     )
     return statement.as_string(None).strip()

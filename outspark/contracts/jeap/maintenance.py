@@ -45,7 +45,7 @@ SENT_ESTIMATE = """
  FROM pg_catalog.pg_class WHERE oid = {name}::regclass)"""
 
 FAILED = """
--- Failed messages: those that wait for somebody, and those that are marked for a resend
+-- Failed messages: those that wait for an operator, and those that are marked for a resend
 SELECT count(*) FILTER (WHERE resend), count(*) FILTER (WHERE resend IS NOT TRUE)
 FROM {table} WHERE failed IS NOT NULL"""
 

@@ -281,6 +281,6 @@ def _ready(conn: psycopg.Connection[Any], table: TableName, found: Found) -> Ite
     if row is not None and row[0] >= MANY:
         yield Finding(
             "warning",
-            "every look for messages walks over all that were sent; an index of ours spares that",
+            "without an index on unsent messages every claim reads all sent messages as well",
             ready_index(table, "CONCURRENTLY IF NOT EXISTS ") + ";",
         )

@@ -113,7 +113,7 @@ def known_sql(table: TableName, placeholder: Placeholder) -> str:
 
 
 def insert_params(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    return {name: [_plain(row[place]) for row in rows] for place, name in enumerate(PARAMETERS)}
+    return {name: [_plain(row[index]) for row in rows] for index, name in enumerate(PARAMETERS)}
 
 
 def _plain(value: object) -> str | None:

@@ -58,7 +58,7 @@ CROSS JOIN unnest(
 
 # Without a conflict target every unique index counts: message and group, idempotency key, and the row's own id.
 ACCEPT = f"""
--- Take in messages in the given order; those that are there already are left alone
+-- Accept messages in the given order; those that the inbox already has are left alone
 WITH {START}
 {_INSERT}
 ON CONFLICT DO NOTHING
@@ -66,7 +66,7 @@ RETURNING id::text, message_id"""
 
 # A row that may meet a conflict costs the server a quarter more.
 ACCEPT_NEW = f"""
--- Take in messages in the given order, none of which was there a moment ago; a conflict undoes all
+-- Accept messages in the given order, none of which the inbox had a moment ago; a conflict undoes all
 WITH {START}, taken AS (
 {_INSERT}
 )
@@ -88,7 +88,7 @@ WHERE message_id = ANY(%(message_ids)s::text[]) AND consumer_group = %(group)s
   AND {still_pending}"""
 
 LOCK_ACCEPT = """
--- Let nobody else take in what these buckets of ids and keys hold, until the end of the transaction
+-- Keep other consumers from accepting the ids and keys of these buckets, until the end of the transaction
 SELECT pg_advisory_xact_lock(%(class)s::int, bucket), current_setting('transaction_isolation')
 FROM unnest(%(buckets)s::int[]) AS bucket"""
 
@@ -152,8 +152,8 @@ _IN_ORDER = """
       WHERE e.locked_at IS NOT NULL AND {still_pending} AND e.consumer_group = %(group)s AND {key} IS NOT NULL
     )))"""
 
-# Also those that other workers hold: when they come back, their place may be behind later ones of their key. And those
-# that were unlocked: the same worker may have held later ones of their key, which count as tried.
+# Also those that other workers hold: when they come back, their position may be behind later ones of their key. And
+# those that were unlocked: the same worker may have held later ones of their key, which count as tried.
 HEADS = """
 -- Events that failed before or are being handled: each holds up its key; the first of a key last
 SELECT h.id::text, {head_created_at}, h.key, {head_until_due}
@@ -189,7 +189,7 @@ RETURNING e.id::text"""
 _LAST = """(o.state = 'dead' OR e.attempts_made + o.counted >= e.max_attempts)"""
 
 SETTLE = """
--- Settle what was not completed: back after a wait, back at once, or failed for good
+-- Settle the events that were not completed: pending after a wait, pending immediately, or failed
 UPDATE {table} e
 SET status = CASE WHEN {last} THEN 'failed' ELSE 'pending' END,
     attempts_made = CASE WHEN {last} THEN e.max_attempts ELSE e.attempts_made + o.counted END,
@@ -203,7 +203,7 @@ WHERE {named} AND {held}
 RETURNING e.id::text, e.status = 'failed'"""
 
 FAIL_COMPLETED = """
--- An event that was completed before its handler ran has failed; nobody tries it again
+-- An event that was completed before its handler ran has failed; it is not tried again
 UPDATE {table} e
 SET status = 'failed', completed_at = NULL, last_error = left(%(error)s, 2000), updated_at = clock_timestamp(),
     attempts_made = e.max_attempts
@@ -223,7 +223,7 @@ SELECT pg_try_advisory_lock(%(class)s::int, %(instance)s::int)"""
 
 # The instance is the third part of the token. Rows that another session has locked are being completed now.
 ADOPT = """
--- Give back at once what workers had claimed whose session is gone; it counts as an attempt
+-- Give back immediately what workers had claimed whose sessions have ended; it counts as an attempt
 WITH alive AS MATERIALIZED (
   SELECT l.objid::text AS instance FROM pg_catalog.pg_locks l
   WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2

@@ -1,7 +1,7 @@
-"""What the guard over handlers writes into an inbox and reads from it: which types are paused, and what waits of them.
+"""What the guard over handlers writes into an inbox and reads from it: which types are paused, and how much waits.
 
 A paused type shows in the table alone: some of its events carry an error that begins with `PAUSED`. So the next worker
-finds it, on whatever machine, and so does whoever asks.
+finds it, on any machine, and so does every session that asks.
 """
 
 from __future__ import annotations

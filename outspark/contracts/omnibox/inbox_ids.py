@@ -1,9 +1,9 @@
 """Ids of the rows of an inbox: UUIDs of version 7 from the database's clock, which show the order of acceptance.
 
-48 bits milliseconds │ version 7 │ 12 bits microseconds │ variant │ 38 bits random │ 24 bits place in the batch
+48 bits milliseconds │ version 7 │ 12 bits microseconds │ variant │ 38 bits random │ 24 bits position in the batch
 
-Whoever takes messages in may have any clock, and a key's messages may come by one of them first and by another then. So
-a batch gets its time from the database, with the statement that inserts it.
+Consumers have different clocks, and the messages of one key may arrive first at one consumer and then at another. So
+the statement that inserts a batch takes the time from the database.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ WHERE id > ({_time("statement_timestamp()")}
 ORDER BY id DESC LIMIT 1"""
 
 
-def id_at(ids: str, place: int) -> str:
+def id_at(ids: str, position: int) -> str:
     """As `ID` makes them."""
-    return f"{ids}{place:06x}"
+    return f"{ids}{position:06x}"
 
 
 def time_after(id: str) -> datetime:
     """The first time for a batch after the one whose last id this is; its rows are due a microsecond apart.
 
-    What others made says nothing about a place, so not more is believed than a feed has in a batch.
+    What others made says nothing about a position, so not more is believed than a feed has in a batch.
     """
     milliseconds, microseconds = int(id[:8] + id[9:13], 16), int(id[15:18], 16)
-    place = min(int(id[-6:], 16), _LARGEST)
-    return _EPOCH + timedelta(milliseconds=milliseconds, microseconds=microseconds + place + 1)
+    position = min(int(id[-6:], 16), _LARGEST)
+    return _EPOCH + timedelta(milliseconds=milliseconds, microseconds=microseconds + position + 1)

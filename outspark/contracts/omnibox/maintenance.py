@@ -70,7 +70,7 @@ SHOW_DEAD = """
 SELECT {dead_event}, convert_to(payload::text, 'UTF8') AS payload
 FROM {table} WHERE status = 'failed' AND id = %(id)s {group}"""
 
-# created_at stays, so the event takes its old place in its key's order. last_error stays until the next outcome, so
+# created_at stays, so the event takes its old position in its key's order. last_error stays until the next outcome, so
 # that an operator still sees why the event had failed.
 REQUEUE = """
 -- Give failed events a new life with all their attempts, due immediately

@@ -338,6 +338,6 @@ def _ready(table: TableName, layout: Layout) -> Iterator[Finding]:
         how = "IF NOT EXISTS " if layout.partitioned else "CONCURRENTLY IF NOT EXISTS "
         yield Finding(
             "warning",
-            "looks for what is dead or oldest read much that is completed; an index of ours spares that",
+            "without an index on unfinished events every query for dead or oldest events reads many completed ones",
             ready_index(table, how) + ";",
         )

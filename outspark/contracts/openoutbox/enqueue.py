@@ -64,8 +64,8 @@ def insert_sql(table: TableName, placeholder: Placeholder, *, ring: int = 0) -> 
 
     `ring` is the number of lanes that the statement wakes; 0 leaves waking them to the trigger, if there is one.
     """
-    places = {name: placeholder(name) for name in PARAMETERS}
-    insert = sql.SQL(INSERT).format(table=table.identifier, **places)
+    placeholders = {name: placeholder(name) for name in PARAMETERS}
+    insert = sql.SQL(INSERT).format(table=table.identifier, **placeholders)
     if ring:
         channel = sql.Literal(bell_channel(table))
         insert = sql.SQL(RINGING_INSERT).format(

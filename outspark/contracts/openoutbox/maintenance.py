@@ -50,10 +50,10 @@ SHOW_DEAD = """
 -- One dead event with its payload
 SELECT {dead_event}, payload FROM {table} WHERE status = 'DEAD' AND event_id = %(id)s"""
 
-# created_at stays, so the event takes its old place in its key's order. last_error stays until the next outcome, so
+# created_at stays, so the event takes its old position in its key's order. last_error stays until the next outcome, so
 # that an operator still sees why the event had died.
 REQUEUE = """
--- Give dead events a new life with all their attempts, due at once
+-- Give dead events a new life with all their attempts, due immediately
 WITH chosen AS MATERIALIZED (
   SELECT event_id FROM {table} WHERE {which} ORDER BY updated_at LIMIT %(limit)s FOR UPDATE
 )

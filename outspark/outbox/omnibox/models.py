@@ -32,7 +32,7 @@ from outspark.database.shape import sqlalchemy_type
 from outspark.outbox.omnibox.new_event import DEFAULT_MAX_ATTEMPTS, TEXT_LENGTHS, EventStatus
 from outspark.uuid7 import uuid7
 
-_PLACES = {column.name: place for place, column in enumerate(COLUMNS)}
+_POSITIONS = {column.name: index for index, column in enumerate(COLUMNS)}
 _AT_FIRST = {"status": EventStatus.PENDING, "attempts_made": 0, "max_attempts": DEFAULT_MAX_ATTEMPTS}
 
 
@@ -40,10 +40,10 @@ def _column(
     name: str, *, partitioned: bool = False, type_: TypeEngine[Any] | None = None, **filled: Any
 ) -> MappedColumn[Any]:
     """In the order of the contract, and before the columns that a service adds."""
-    column = COLUMNS[_PLACES[name]]
+    column = COLUMNS[_POSITIONS[name]]
     options = kind(partitioned=partitioned).shape.column_options(column)
-    place = _PLACES[name] - len(COLUMNS)
-    return mapped_column(type_ or sqlalchemy_type(column), sort_order=place, **options, **filled)
+    position = _POSITIONS[name] - len(COLUMNS)
+    return mapped_column(type_ or sqlalchemy_type(column), sort_order=position, **options, **filled)
 
 
 def _status_type() -> Enum:
