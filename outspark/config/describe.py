@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import AfterValidator, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from outspark.config import contracts
+from outspark.config import contracts, sections
 from outspark.config.settings import Settings, SourceSettings
 
 _PLAIN = {
@@ -46,7 +46,7 @@ def model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Its settings by name; a source also has the tables of single contracts."""
-    return model.model_fields | contracts.sections() if model is SourceSettings else model.model_fields
+    return model.model_fields | sections.sections() if model is SourceSettings else model.model_fields
 
 
 def field_at(path: Sequence[str | int]) -> FieldInfo | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from outspark.config import contracts, durations
+from outspark.config import contracts, durations, sections
 from outspark.config.brokers import DestinationType
 from outspark.config.fields import (
     DeadGuardSettings,
@@ -38,7 +38,7 @@ class SourceSettings(Model):
 
     # What only one contract has stands under the contract's name, as `jeap`; nothing else is allowed.
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Annotated[Any, contracts.SECTION]] = Field(init=False)
+    __pydantic_extra__: dict[str, Annotated[Any, sections.SECTION]] = Field(init=False)
 
     url: SecretStr = Field(description="PostgreSQL URL, e.g. postgresql://user:password@host:5432/database.")
     contract: ContractName = Field(contracts.DEFAULT, description="What the table means.")
@@ -93,7 +93,7 @@ class SourceSettings(Model):
     @model_validator(mode="before")
     @classmethod
     def _of_contract(cls, data: Any) -> Any:
-        return contracts.prepare(data) if isinstance(data, Mapping) else data
+        return sections.prepare(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceSettings:

@@ -15,7 +15,7 @@ from outspark.database.shedlock import ShedLock
 from outspark.event import Message
 from outspark.hosting import process
 from outspark.outcome import Outcome
-from outspark.relay import loop
+from outspark.relay import loop, permit
 from outspark.relay.lane import Lane
 from tests.integration.relay.harness import Broker
 from tests.integration.relay.jeap_harness import JeapHarness
@@ -47,8 +47,8 @@ def java(jeap: JeapHarness) -> JavaLock:
 @pytest.fixture
 def short(jeap: JeapHarness, monkeypatch: pytest.MonkeyPatch) -> JeapHarness:
     """A place where locks run out soon, and lanes look for them often."""
-    monkeypatch.setattr(loop, "UPKEEP_INTERVAL", 0.05)
-    monkeypatch.setattr(loop, "LOCK_MARGIN", 0.1)
+    monkeypatch.setattr(loop, "CHORES_INTERVAL", 0.05)
+    monkeypatch.setattr(permit, "LOCK_MARGIN", 0.1)
     jeap.timeout = 0.1
     jeap.destination = {"publish_timeout": "50ms"}
     jeap.source["jeap"] = {"lock_at_most": SHORT}

@@ -15,7 +15,7 @@ import pytest
 from outspark.database.doorbell import doorbell_ddl
 from outspark.database.names import TableName, lock_class
 from outspark.outcome import Retry
-from outspark.relay import session
+from outspark.relay import assembly
 from outspark.relay.waking import QUICK, Doorbell
 from tests.integration.relay.harness import Harness
 from tests.waiting import wait_for
@@ -73,13 +73,13 @@ def missed_bursts(street: Harness, bursts: int) -> int:
 
 
 def test_the_doorbell_misses_nothing(street: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "Doorbell", DistantDoorbell)
+    monkeypatch.setattr(assembly, "Doorbell", DistantDoorbell)
 
     assert missed_bursts(street, BURSTS) == 0
 
 
 def test_without_the_second_look_it_does(street: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "Doorbell", ForgetfulDoorbell)
+    monkeypatch.setattr(assembly, "Doorbell", ForgetfulDoorbell)
 
     assert missed_bursts(street, 4 * BURSTS) == 1
 
