@@ -38,6 +38,7 @@ class Databases:
         self._threads: dict[str, QueryThread] = {}
         self._lock = threading.Lock()
         self._unreachable: set[str] = set()
+        self._closed = False
 
     @contextmanager
     def use(self, url: str) -> Iterator[Connection]:
@@ -48,6 +49,10 @@ class Databases:
             except (psycopg.Error, OutsparkError):
                 self._forget(url)
                 raise
+            finally:
+                # A query that hung while `close` ran could not be waited for: it closes its connection itself.
+                if self._closed:
+                    self._forget(url)
 
     def each(self, urls: Mapping[str, str], work: Callable[[str], T]) -> dict[str, T | Exception]:
         """Run `work` for each name, all databases in parallel. Name -> its result, or the error.
@@ -107,7 +112,8 @@ class Databases:
         return found
 
     def close(self) -> None:
-        """Close all idle connections. A query that hangs ends with the process."""
+        """Close all idle connections. A query that hangs closes its own when it ends, or ends with the process."""
+        self._closed = True
         with self._lock:
             threads, self._threads = self._threads, {}
         for thread in threads.values():
