@@ -28,7 +28,7 @@ BURSTS = 25
 
 @dataclass(slots=True)
 class DistantDoorbell(Doorbell):
-    """A few milliseconds from the database, so that a writer can get in between a look and the sleep."""
+    """A few milliseconds from the database, so that a writer can get in between a poll and the sleep."""
 
     def _try(self) -> bool:
         self.conn.execute("SELECT pg_sleep(0.004)")
@@ -37,7 +37,7 @@ class DistantDoorbell(Doorbell):
 
 @dataclass(slots=True)
 class ForgetfulDoorbell(DistantDoorbell):
-    look_again: bool = False
+    poll_again: bool = False
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_doorbell_misses_nothing(street: Harness, monkeypatch: pytest.Monkey
     assert missed_bursts(street, BURSTS) == 0
 
 
-def test_without_the_second_look_it_does(street: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_second_poll_it_does(street: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "Doorbell", ForgetfulDoorbell)
 
     assert missed_bursts(street, 4 * BURSTS) == 1
